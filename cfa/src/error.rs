@@ -103,7 +103,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same attempt may succeed later.
+    /// Whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -115,17 +115,17 @@ impl Error {
     }
 
     /// Whether another service refused with this reason.
-    pub fn is_for(&self, reason: &str) -> bool {
+    pub fn has_reason(&self, reason: &str) -> bool {
         matches!(self, Self::Peer(status) if rpc::status::reason(status).as_deref() == Some(reason))
     }
 
     /// Whether the ledger refused for lack of available money.
     pub fn is_insufficient(&self) -> bool {
-        self.is_for("INSUFFICIENT_BALANCE")
+        self.has_reason("INSUFFICIENT_BALANCE")
     }
 
-    /// Like `is_insufficient`; a user who never had any units has no sub-account.
+    /// Like `is_insufficient`, or the sub-account does not exist because nothing was credited yet.
     pub fn is_shortage(&self) -> bool {
-        self.is_insufficient() || self.is_for("SUB_ACCOUNT_NOT_FOUND")
+        self.is_insufficient() || self.has_reason("SUB_ACCOUNT_NOT_FOUND")
     }
 }

@@ -1,5 +1,5 @@
-//! Places where a test can kill the process: between a step of an issue or redemption of CFA-RUB
-//! and its record.
+//! Failpoints: a test kills the process between a step of an issue or redemption of CFA-RUB and its
+//! record.
 
 pub use service_kit::failpoint::reach;
 
@@ -10,14 +10,14 @@ pub const HOLD_CONSUMED: &str = "cfa.hold_consumed";
 pub const MINTED_BACK: &str = "cfa.minted_back";
 pub const HOLD_RELEASED: &str = "cfa.hold_released";
 
-/// The burn's receipt is recorded, the payout is not released.
+/// The burn's receipt is recorded; the payout is not released.
 pub const BURN_FINAL: &str = "cfa.burn_final";
 
-/// A deposit's operation is recorded, nothing is sent to the chain.
+/// A deposit's operation is recorded; nothing is submitted to the chain.
 pub const ISSUE_RECORDED: &str = "cfa.issue_recorded";
-/// The mint is at the chain, its transaction is not recorded.
+/// The mint is submitted; its transaction hash is not recorded.
 pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";
-/// The day limit is reserved at identity, which is not recorded.
+/// Identity has reserved the day limit; the reservation is not recorded.
 pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
-/// Identity has refused the day limit, which is not recorded.
+/// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";

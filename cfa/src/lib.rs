@@ -1,4 +1,4 @@
-//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain,
+//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain, and
 //! keeps the list of instruments and the registry of holders.
 //!
 //! | module | content |
@@ -12,10 +12,13 @@
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
 //!
-//! Architecture invariants: the ledger reserves or posts money before the chain moves it, and
-//! finalizes it after; a chain submission is stored before it is sent, under a key derived from its
-//! operation; an operation that counts against a day limit has reserved it before; a state commits
-//! with its events in one transaction.
+//! Architecture invariants:
+//!
+//! - The ledger reserves or posts money and units before the chain moves them, and finalizes them
+//!   after. Only the mint of a deposit comes first: the ledger posts it from this service's events.
+//! - A chain submission is stored before it is sent, under a key derived from its operation.
+//! - An operation that counts against a day limit reserves the limit before its chain submission.
+//! - A state commits with its events in one transaction.
 
 mod api;
 pub mod error;
@@ -44,9 +47,11 @@ pub struct CfaConfig {
     pub data_dir: PathBuf,
     /// Pause between two sweeps over open operations.
     pub sweep_interval_ms: u64,
-    /// Attempts of a transaction refused by the node before its operation is FAILED.
+    /// Attempts of a chain submission that the node refuses before its operation ends: FAILED, a
+    /// deposit REJECTED. Also the limit of reverted deployments of a token, and the number of
+    /// refused releases after which health reports a payout.
     pub submit_attempts_max: u32,
-    /// Limit of trades per batch; at least `BATCH_TRADES`.
+    /// Limit of trades per batch, at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
 }
 
@@ -118,7 +123,7 @@ pub fn start(
             shutdown.clone(),
         ));
         api::consumers::spawn(&service, &deps.log, &tasks, &shutdown);
-        tasks.spawn(api::consumers::show_events(
+        tasks.spawn(api::consumers::report_consumer_health(
             deps.log,
             health.clone(),
             shutdown.clone(),
@@ -147,7 +152,7 @@ impl CfaHandle {
         api::service(self.service.clone(), self.health.clone())
     }
 
-    /// Runs one sweep over all open operations: for tests and for the sandbox's clock.
+    /// Runs one sweep over all open operations. For tests and for the sandbox's clock.
     pub async fn sweep(&self) -> Result<(), Error> {
         self.service.sweep_once(true, true).await
     }

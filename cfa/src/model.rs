@@ -10,7 +10,7 @@ pub use types::CFA_RUB;
 /// Decimals of the money claim, the same as in the ledger.
 pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 
-/// Owners of the fee account and of the redemption account, on chain and in the ledger.
+/// Owners of the fee account and of the redemption account, on the chain and in the ledger.
 pub use types::subaccount::{FEES, REDEMPTION as REDEMPTION_ACCOUNT};
 
 code_enum! {
@@ -53,7 +53,7 @@ code_enum! {
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
 
-/// Reason of a limit refusal (specification 3.2; case-sensitive, T35).
+/// Maps the text of a limit refusal to a rejection (specification 3.2; case-sensitive, T35).
 pub fn limit_rejection(message: String) -> (Rejection, String) {
     let code = if message.contains("KYC") {
         Rejection::KycRequired
@@ -63,9 +63,9 @@ pub fn limit_rejection(message: String) -> (Rejection, String) {
     (code, message)
 }
 
-/// The rejection of an operation whose user is unfit for it: the one that CheckLimits would give.
-pub fn unfit_rejection(unfit: &Refusal) -> (Rejection, String) {
-    limit_rejection(unfit.to_string())
+/// Maps the refusal of a user to the rejection that CheckLimits would return.
+pub fn user_rejection(refusal: &Refusal) -> (Rejection, String) {
+    limit_rejection(refusal.to_string())
 }
 
 /// A CFA operation (specification 2.2, D06).
@@ -78,9 +78,9 @@ pub struct Operation {
     pub status_before_block: Option<Status>,
     pub user_id: String,
     pub hold_id: Option<String>,
-    /// As in the request.
+    /// Amount of the request.
     pub amount: Decimal,
-    /// The amount in the instrument's smallest units.
+    /// `amount` in the instrument's smallest units.
     pub units_minor: i64,
     pub currency_code: String,
     pub idempotency_key: String,
@@ -93,13 +93,14 @@ pub struct Operation {
     pub to_user_id: String,
     pub trade_id: String,
     pub bookbuilding_id: String,
-    /// CFA-RUB paid in return, and the fee on top, in kopecks.
+    /// CFA-RUB paid in return, in kopecks.
     pub payment_minor: i64,
+    /// Fee on top of the payment, in kopecks.
     pub fee_minor: i64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
     pub block_number: Option<u64>,
-    /// Failed attempts of a step.
+    /// Failed attempts of steps.
     pub attempts: u32,
     pub correlation_id: String,
     pub progress: SagaProgress,
@@ -144,7 +145,10 @@ impl Operation {
         }
     }
 
-    /// Moves the status; an illegal move is a bug and panics.
+    /// Changes the status.
+    ///
+    /// # Panics
+    /// If the transition is not allowed (D10).
     pub fn set_status(&mut self, next: Status, now_us: i64) {
         assert!(
             self.status == next || self.status.may_become(next),
@@ -160,8 +164,8 @@ impl Operation {
         }
     }
 
-    /// A contradiction in the row; asserted before writing, checked after reading.
-    pub fn contradiction(&self) -> Option<&'static str> {
+    /// The first violated invariant. Asserted before a write, checked after a read.
+    pub fn inconsistency(&self) -> Option<&'static str> {
         let progress = &self.progress;
         let amounts = [self.units_minor, self.payment_minor, self.fee_minor];
         [
@@ -175,11 +179,11 @@ impl Operation {
                 progress.minted_back && progress.chain != Chain::Succeeded,
             ),
             (
-                "sent without its limit",
+                "sent although its limit was refused",
                 progress.limit == LimitReservation::Refused && progress.chain != Chain::Unsent,
             ),
             (
-                "final without its time",
+                "the final time does not match the status",
                 (self.status == Status::Finalized) != self.finalized_at_us.is_some(),
             ),
         ]
@@ -188,13 +192,14 @@ impl Operation {
     }
 
     /// # Panics
-    /// If money of the operation appeared twice or vanished.
-    pub fn assert_whole(&self) {
-        let contradiction = self.contradiction();
-        assert!(contradiction.is_none(), "{contradiction:?}: {self:?}");
+    /// If an invariant of the operation is violated.
+    pub fn assert_consistent(&self) {
+        let inconsistency = self.inconsistency();
+        assert!(inconsistency.is_none(), "{inconsistency:?}: {self:?}");
     }
 
-    /// The day limit of `user_id` that the operation uses, and how much of it; `None`: none.
+    /// The day limit that the operation uses, the type under which identity counts it, and the
+    /// amount. `None`: the operation uses no limit.
     pub fn limit_use(&self) -> Option<(LimitType, OperationType, Decimal)> {
         Some(match self.flow {
             Flow::IssueRub => (LimitType::Deposit, OperationType::Issuance, self.amount),
@@ -279,13 +284,13 @@ pub struct Instrument {
     pub kind: InstrumentType,
     pub decimals: u8,
     pub issuer_id: String,
-    /// Empty until the deployment is ordered.
+    /// Empty until the token is deployed, or set at registration if an existing one is adopted.
     pub contract_address: String,
     pub currency_code: String,
     pub status: InstrumentStatus,
     pub issue_limit_minor: Option<i64>,
-    /// Issued and being issued, less rejected. Redemption does not lower it: the limit is the
-    /// issue's.
+    /// Units issued or being issued. An issue that fails returns its units; a redemption does not,
+    /// because `issue_limit_minor` limits the whole issue.
     pub issued_minor: i64,
     pub nominal: Option<Decimal>,
     pub coupons: Vec<Coupon>,
@@ -322,7 +327,7 @@ pub struct Batch {
     pub gas_used: u64,
 }
 
-/// One trade as sent by settlement.
+/// One trade of a batch or of a market event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TradeLeg {
     pub trade_id: String,
@@ -417,7 +422,8 @@ pub struct IssueRedemption {
     pub lines: Vec<RedemptionLine>,
     /// Number of final parts of the distribution.
     pub parts_done: u64,
-    /// Number of restarts after a failure; part of every key that may have failed with an attempt.
+    /// Number of restarts after a failure. The keys of a restarted attempt contain it, so they
+    /// differ from the keys that failed.
     pub attempt: u32,
     pub tx_hash: Option<String>,
     pub idempotency_key: String,
@@ -460,19 +466,19 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_of_an_operation_are_detected() {
+    fn violated_invariants_of_an_operation_are_detected() {
         let whole = Operation::new(Flow::Transfer, "u1", "k1", "c1", 1);
-        assert_eq!(whole.contradiction(), None);
+        assert_eq!(whole.inconsistency(), None);
         let of = |change: fn(&mut Operation)| {
             let mut operation = whole.clone();
             change(&mut operation);
-            operation.contradiction()
+            operation.inconsistency()
         };
         let both = of(|o| (o.progress.settled, o.progress.undone) = (true, true));
         assert_eq!(both, Some("settled and undone"));
         assert_eq!(of(|o| o.fee_minor = -1), Some("a negative amount"));
         let early = of(|o| o.status = Status::Finalized);
-        assert_eq!(early, Some("final without its time"));
+        assert_eq!(early, Some("the final time does not match the status"));
     }
 
     #[test]
@@ -483,8 +489,8 @@ mod tests {
         }
     }
 
-    /// All moves of an operation (D10).
-    const MOVES: [(Status, &[Status]); 12] = {
+    /// All allowed transitions of an operation (D10).
+    const TRANSITIONS: [(Status, &[Status]); 12] = {
         use Status::{
             AwaitingPayment, Blocked, ComplianceCheck, Created, Failed, Finalized, KycRequired,
             OnchainSubmitted, Processing, Refunded, Rejected, Settled,
@@ -530,8 +536,8 @@ mod tests {
     // rows: R320
     #[test]
     fn r320_an_operation_makes_the_moves_of_the_table_and_no_other() {
-        assert_eq!(MOVES.map(|(from, _)| from), *Status::ALL);
-        for (from, allowed) in MOVES {
+        assert_eq!(TRANSITIONS.map(|(from, _)| from), *Status::ALL);
+        for (from, allowed) in TRANSITIONS {
             for next in Status::ALL.iter().copied().filter(|next| *next != from) {
                 let mut operation = in_status(from);
                 let moved = std::panic::catch_unwind(move || {
@@ -561,7 +567,7 @@ mod tests {
             Status::Failed,
             Status::Refunded,
         ];
-        for (from, allowed) in MOVES {
+        for (from, allowed) in TRANSITIONS {
             assert_eq!(from.is_terminal(), ends.contains(&from), "{from:?}");
             if from.is_terminal() {
                 assert!(allowed.len() <= 1, "{from:?}");
@@ -574,7 +580,7 @@ mod tests {
     fn r052_ten_thousand_operations_have_different_ids() {
         const THREADS: usize = 4;
         const EACH: usize = 2_500;
-        // One time and one key for all: neither makes the ids differ.
+        // All have the same time and key, so neither makes the ids differ.
         let issue = || Operation::new(Flow::IssueRub, "u1", "k1", "c1", 1).operation_id;
         let of_thread = || (0..EACH).map(|_| issue()).collect::<Vec<_>>();
         let ids: Vec<String> = std::thread::scope(|scope| {

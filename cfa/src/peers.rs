@@ -13,8 +13,8 @@ use types::{Amount, Id128, InstrumentId, Minor};
 use crate::error::{Error, Refusal};
 use crate::model::{self, Instrument, Rejection, Status, limit_rejection};
 
-/// Source name in outgoing calls and owner of this service's holds: no other service may release or
-/// consume them.
+/// Source name in outgoing calls, and owner of this service's holds. No other service may release
+/// or consume these holds.
 pub const SOURCE: &str = "cfa";
 pub const MARKET: &str = MarketClient::SERVICE;
 
@@ -41,7 +41,7 @@ pub fn hold_id(text: Option<&str>) -> Result<Id128, Error> {
         .ok_or_else(|| Error::Damaged("hold id".to_owned()))
 }
 
-/// A ledger operation whose id is also its key and external reference.
+/// Builds a ledger operation whose id is also its key and external reference.
 pub fn operation(
     operation_id: &str,
     operation_type: OperationType,
@@ -58,7 +58,7 @@ pub fn operation(
     }
 }
 
-/// Units of an instrument.
+/// An amount of an instrument, from its smallest units.
 pub fn units(instrument: &Instrument, units_minor: i64) -> Result<Amount, Error> {
     let id = InstrumentId::new(&instrument.instrument_id);
     Ok(Amount {
@@ -95,8 +95,8 @@ impl Peers {
         }
     }
 
-    /// Why a user may neither give nor take units (R304, D47); `None`: the user may.
-    pub async fn unfit(
+    /// Why a user may neither send nor receive units (R304, D47). `None`: the user may.
+    pub async fn user_refusal(
         &self,
         correlation_id: &str,
         user_id: &str,
@@ -112,7 +112,7 @@ impl Peers {
         Ok(refusal)
     }
 
-    /// Asks whether the user's day limit allows the operation; `Some`: refused.
+    /// Asks whether the user's day limit allows the operation. `Some`: refused.
     pub async fn check_limits(
         &self,
         operation: &model::Operation,
@@ -126,7 +126,7 @@ impl Peers {
         Ok(checked.await?.map(limit_rejection))
     }
 
-    /// Reserves what the operation uses of the user's day limit, once; `Some`: refused.
+    /// Reserves the operation's amount in the user's day limit, once. `Some`: the limit is refused.
     ///
     /// # Errors
     /// `Unavailable` while identity does not answer, or refuses the call itself.
@@ -142,12 +142,13 @@ impl Peers {
         let id = &operation.operation_id;
         let reserved = identity.reserve_limit(&context, id, user_id, limit, kind, amount);
         match reserved.await {
-            // The operation was checked before: an answer like this is a fault of the installation.
+            // CheckLimits accepted the operation, so a refused call is a fault of the installation.
+            // The sweep retries the reservation.
             Err(error @ CallError::Refused(_)) => {
                 tracing::error!(
                     operation_id = id,
                     error = error.describe(),
-                    "limit cannot be reserved"
+                    "identity refuses to reserve a limit, retrying"
                 );
                 Err(Error::Unavailable(IdentityClient::SERVICE))
             }
@@ -155,7 +156,7 @@ impl Peers {
         }
     }
 
-    /// Confirms the reservation of a final operation; cancels it if the operation was not done.
+    /// Confirms the limit reservation of a finalized operation. Cancels that of any other.
     pub async fn end_limit(&self, operation: &model::Operation) -> Result<(), CallError> {
         let context = caused_by(&operation.correlation_id);
         let id = &operation.operation_id;
@@ -167,8 +168,9 @@ impl Peers {
 
     // ---- ledger
 
-    /// Posts the operations, all or none. `scales` lists instruments that the ledger may not know
-    /// yet. Safe to repeat: the key of each operation is its id; only the call's key is new.
+    /// Posts the operations, all or none. `scales` are the decimals of instruments that the ledger
+    /// may not know yet. A repeat is safe although the call's key is new: the key of each operation
+    /// is its id.
     pub async fn post(
         &self,
         correlation_id: &str,
@@ -186,7 +188,7 @@ impl Peers {
         Ok(posted.await?)
     }
 
-    /// Finalizes operations; the first determines the call's key.
+    /// Finalizes operations. The id of the first determines the call's key.
     pub async fn finalize(
         &self,
         correlation_id: &str,
@@ -214,11 +216,11 @@ impl Peers {
 
     // ---- payments
 
-    /// Records a payout.
+    /// Records a payout at payments.
     ///
     /// # Errors
-    /// `PayoutIdTaken`: the id belongs to a payout of another user or amount, which must not be
-    /// released for this one.
+    /// `PayoutIdTaken`: the id belongs to a payout of another user or amount. The caller must not
+    /// release that payout.
     pub async fn initiate_payout(
         &self,
         correlation_id: &str,

@@ -1,4 +1,4 @@
-//! The arithmetic of issues and redemptions, exact and pure.
+//! Arithmetic of issues and redemptions: exact, as pure functions.
 
 use types::{Decimal, DecimalError, Rounding};
 
@@ -25,7 +25,8 @@ pub fn payment_minor(
 ) -> Result<i64, DecimalError> {
     let units = Decimal::from_minor(units_minor, decimals).normalized();
     let worth = worth_per_unit.normalized();
-    // exact product first: the scales sum to at most 36, the mantissa is checked
+    // The product is exact: the scales sum to at most 36, and an overflow of the mantissa is
+    // checked.
     let mantissa = units
         .mantissa()
         .checked_mul(worth.mantissa())
@@ -76,7 +77,7 @@ pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
     if supply_minor <= 0 {
         return Decimal::ZERO;
     }
-    // A quotient is no ledger amount, so the conversion layer's decimal divides and rounds it.
+    // A share is no ledger amount, so `rust_decimal` may divide and round it.
     let share = rust_decimal::Decimal::from(units_minor) * rust_decimal::Decimal::ONE_HUNDRED
         / rust_decimal::Decimal::from(supply_minor);
     let share =

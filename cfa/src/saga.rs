@@ -1,20 +1,24 @@
-//! The next step of an operation, as a pure function of its progress; no clock, no I/O.
+//! The next step of an operation, as a pure function of its progress: no clock, no I/O.
 //!
-//! The shell executes the step, stores the resulting progress and calls `next` again. Every step is
-//! idempotent (ids derive from the operation), so recovery after a crash is a call of `next`.
+//! `service::drive` executes the step, stores the resulting progress and calls `next` again. Every
+//! step is idempotent (ids derive from the operation), so recovery after a crash is a call of
+//! `next`.
 //!
-//! Order of the legs: the ledger gate (money is reserved, or posted as unsettled), the reservation
-//! of the day limit, the chain, the ledger's finality. A refused limit or a reverted chain leg
-//! undoes the gate. Redemption of CFA-RUB adds the payout: recorded at once, released to the bank
-//! only when the burn is final (T06), undone by a mint-back only after a final burn (T07, T09).
-//! Compliance may stop it before the bank has it, and end it: what it has done is undone (R089).
+//! Order of the steps: the ledger gate (money is held, or posted as unsettled), the reservation of
+//! the day limit, the chain, the ledger's finality. A refused limit or a reverted chain transaction
+//! undoes the gate.
+//!
+//! Redemption of CFA-RUB adds a payout. It is recorded after the burn is submitted and released to
+//! the bank only when the burn is final (T06). A mint-back undoes only a final burn (T07, T09).
+//! Compliance may block the redemption before the bank has the payout, and refund it: its completed
+//! steps are undone (R089).
 
 use types::code_enum;
 
 use crate::model::Flow;
 
 code_enum! {
-    /// The chain leg.
+    /// State of the chain transaction.
     #[derive(Default)]
     Chain: i32 {
         #[default]
@@ -47,7 +51,7 @@ code_enum! {
     /// The reservation of the user's day limit at identity (T24).
     #[derive(Default)]
     LimitReservation: i32 {
-        /// Not asked yet, or the flow uses no limit.
+        /// Not requested yet, or the flow uses no limit.
         #[default]
         Unasked = 0 "UNASKED",
         Reserved = 1 "RESERVED",
@@ -71,14 +75,14 @@ pub struct SagaProgress {
     pub minted_back: bool,
     /// Hold released, or ledger operation reversed.
     pub undone: bool,
-    /// Stopped by compliance.
+    /// Blocked by compliance.
     pub blocked: bool,
-    /// Stopped, and ended by compliance: everything done so far is undone.
+    /// Compliance refunds the blocked redemption: its completed steps are undone.
     pub refunding: bool,
 }
 
 impl SagaProgress {
-    /// The next step of an operation that reserves a limit asks identity.
+    /// Whether an operation that uses a limit still has to reserve it.
     pub fn waits_for_limit(&self) -> bool {
         self.limit == LimitReservation::Unasked && self.chain == Chain::Unsent && !self.refunding
     }
@@ -111,9 +115,9 @@ pub enum Step {
     /// Consume the hold, or finalize the ledger operation.
     Settle,
     MintBack,
-    /// Find out whether a burn that has no record was sent.
+    /// Look up whether a burn was submitted without its record.
     FindBurn,
-    /// The bank has the payout of a redemption that was to be refunded: it continues.
+    /// Continue the redemption instead of refunding it: the bank has the payout.
     AbandonRefund,
     /// Release the hold, or reverse the ledger operation.
     Undo,
@@ -122,8 +126,8 @@ pub enum Step {
     End(End),
 }
 
-/// Whether the flow posts to the ledger before the chain. In the others an event or settlement
-/// does.
+/// Whether this service holds or posts in the ledger before the chain step. In the other flows an
+/// event or settlement causes the posting.
 fn is_gated(flow: Flow) -> bool {
     matches!(
         flow,
@@ -131,8 +135,8 @@ fn is_gated(flow: Flow) -> bool {
     )
 }
 
-/// Whether the operation reserves a day limit. Trades are counted by their events, and units that
-/// an issuer redeems leave the holder by the terms.
+/// Whether the operation reserves a day limit. Trades are counted from their events. Units that an
+/// issuer redeems leave the holder under the terms of the issue, without a limit.
 pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     match flow {
         Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,
@@ -141,6 +145,7 @@ pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     }
 }
 
+/// The next step. `plain_transfer`: the operation belongs to no trade.
 pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     let gated = is_gated(flow) || (flow == Flow::Transfer && plain_transfer);
     if gated && !progress.gated {
@@ -188,15 +193,16 @@ pub fn next(flow: Flow, plain_transfer: bool, progress: &SagaProgress) -> Step {
     }
 }
 
-/// Undoes a blocked redemption. Payments may know of its payout, and the chain of its burn, what is
-/// not recorded here.
+/// The next step of a refund. The chain may have the burn, and payments the payout, without its
+/// record here.
 fn refund(progress: &SagaProgress) -> Step {
     match (progress.chain, progress.payout) {
         (Chain::Unsent, _) => Step::FindBurn,
         // The burn may still succeed.
         (Chain::Sent, _) => Step::Wait,
         (_, Payout::Released | Payout::Succeeded) => Step::AbandonRefund,
-        // Payments may have it without its record here, and its id may be another payout's.
+        // Payments may have the payout without its record here. Its id may also be another
+        // payout's.
         (Chain::Succeeded | Chain::Reverted, Payout::None) => Step::StartPayout,
         (Chain::Succeeded | Chain::Reverted, Payout::Started) => Step::CancelPayout,
         (Chain::Succeeded, _) if !progress.minted_back => Step::MintBack,
@@ -222,7 +228,8 @@ fn after_burn(progress: &SagaProgress) -> Step {
 mod tests {
     use super::*;
 
-    /// Executes steps on the progress alone, with `burn` and `pay` as results. Returns the trail.
+    /// Applies steps to the progress, with `burn` and `pay` as results. Returns the steps and the
+    /// final progress.
     fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, SagaProgress) {
         run_limited(flow, plain, LimitReservation::Reserved, burn, pay)
     }
@@ -257,7 +264,9 @@ mod tests {
                 Step::Undo => progress.undone = true,
                 Step::Wait if progress.chain == Chain::Sent => progress.chain = burn,
                 Step::Wait => progress.payout = pay,
-                Step::FindBurn | Step::AbandonRefund => unreachable!("no refund is ordered"),
+                Step::FindBurn | Step::AbandonRefund => {
+                    unreachable!("the operation is not refunded")
+                }
                 Step::End(_) => return (trail, progress),
             }
         }
@@ -379,7 +388,8 @@ mod tests {
         use Payout::{Cancelled, Failed, Released, Succeeded};
         use Step::{AbandonRefund, CancelPayout, FindBurn, MintBack, StartPayout, Undo, Wait};
         let ends = Step::End(End::Refunded);
-        // Chain and payout as recorded, the burn as it is found, the payout as payments has it.
+        // Recorded chain and payout states, states of the burn on the chain, state of the payout at
+        // payments, expected steps.
         for (chain, payout, burn, at_payments, expected) in [
             (
                 Chain::Unsent,

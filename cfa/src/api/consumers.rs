@@ -1,8 +1,8 @@
 //! Consumed events (specification 6.6): deposits, payouts, trades, new users, receipts.
 //!
-//! Each topic has its own consumer group, so a blocked one delays no other. If the state is stored
-//! already, a handler leaves a failed step to the sweep; otherwise it returns an error and the
-//! event is redelivered. Events of a terminal operation are acknowledged (T50).
+//! Each topic has its own consumer group, so a blocked topic delays no other. If the state is
+//! stored already, a handler leaves a failed step to the sweep. Otherwise the handler returns an
+//! error and the event is redelivered. Events of a terminal operation are acknowledged (T50).
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ use crate::model::{Operation, TradeLeg};
 use crate::service::{RequestMeta, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
-/// Trades per batch.
-const TRADES_MAX: usize = 256;
+/// Limit of events per batch of the market topic.
+const MARKET_EVENTS_MAX: usize = 256;
 
 /// One consumer group per topic.
 const GROUPS: [(&str, &str); 4] = [
@@ -33,13 +33,17 @@ const GROUPS: [(&str, &str); 4] = [
     ("cfa.chain", topics::CHAIN),
 ];
 
-/// Reports blocked event consumers in the health of cfa.
-pub async fn show_events(log: Arc<dyn Log>, health: rpc::Health, shutdown: CancellationToken) {
+/// Reports blocked event consumers to health, until `shutdown`.
+pub async fn report_consumer_health(
+    log: Arc<dyn Log>,
+    health: rpc::Health,
+    shutdown: CancellationToken,
+) {
     let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
     events::report_health(log, &GROUPS.map(|(group, _)| group), set_health, shutdown).await;
 }
 
-/// Spawns the consumers.
+/// Spawns one consumer per topic.
 pub fn spawn(
     service: &Arc<Service>,
     log: &Arc<dyn Log>,
@@ -53,9 +57,9 @@ pub fn spawn(
                 let service = service.clone();
                 async move { handle_in_order(&service, group, &events).await }
             };
-            // Other events make calls of their own, between which shutdown must be checked.
+            // A handler of another event calls services: shutdown is checked between two events.
             let at_once = if topic == topics::MARKET {
-                TRADES_MAX
+                MARKET_EVENTS_MAX
             } else {
                 1
             };
@@ -82,9 +86,9 @@ fn request_meta(event: &Event, key: &str) -> RequestMeta {
     }
 }
 
-/// Maps an error to a consumer failure: a refusal is poison, an unavailable peer or store is
-/// retried later, anything else a limited number of times.
-fn failed(error: Error) -> Failure {
+/// Maps an error to a consumer failure. A refusal is poison. A transient error is retried later,
+/// any other error a limited number of times.
+fn to_failure(error: Error) -> Failure {
     match error {
         Error::Refused(refusal) => Poison(refusal.to_string()).into(),
         error if error.is_transient() => RetryLater(error.to_string()).into(),
@@ -92,7 +96,7 @@ fn failed(error: Error) -> Failure {
     }
 }
 
-/// Handles events in order; a run of trades shares one transaction.
+/// Handles events in order. Consecutive trades share one transaction.
 async fn handle_in_order(service: &Service, group: &str, events: &[Event]) -> BatchResult {
     let mut handled = 0;
     while handled < events.len() {
@@ -102,7 +106,7 @@ async fn handle_in_order(service: &Service, group: &str, events: &[Event]) -> Ba
             let done = handle(service, &rest[0]).await;
             done.map_err(|error| Stopped { handled: 0, error })
         } else {
-            enter_trades(service, group, &rest[..trades]).await
+            store_trades(service, group, &rest[..trades]).await
         };
         if let Err(stopped) = done {
             let handled = handled + stopped.handled;
@@ -119,14 +123,14 @@ fn is_trade(event: &Event) -> bool {
 
 async fn handle(service: &Service, event: &Event) -> HandlerResult {
     match event.short_type().trim_end_matches("Event") {
-        "FiatDeposited" => deposited(service, event).await,
+        "FiatDeposited" => on_deposited(service, event).await,
         "PayoutConfirmed" => {
             let message: payments::PayoutConfirmedEvent = decode(event)?;
-            payout(service, event, &message.payout_id).await
+            on_payout_ended(service, event, &message.payout_id).await
         }
         "PayoutFailed" => {
             let message: payments::PayoutFailedEvent = decode(event)?;
-            payout(service, event, &message.payout_id).await
+            on_payout_ended(service, event, &message.payout_id).await
         }
         "UserCreated" => {
             let message: identity::UserCreatedEvent = decode(event)?;
@@ -135,7 +139,7 @@ async fn handle(service: &Service, event: &Event) -> HandlerResult {
                 .ensure_registered(&[user], &event.correlation_id)
                 .await
             {
-                Err(error) => Err(failed(error)),
+                Err(error) => Err(to_failure(error)),
                 Ok(()) => Ok(()),
             }
         }
@@ -143,7 +147,7 @@ async fn handle(service: &Service, event: &Event) -> HandlerResult {
             let message: chain::TransactionReceiptReadyEvent = decode(event)?;
             match service.on_receipt(&message.tx_hash).await {
                 Err(error) => {
-                    // the fact is stored, or the sweep finds it
+                    // The sweep reads the receipt again.
                     tracing::warn!(tx_hash = message.tx_hash, %error, "operation is left to the sweep");
                     Ok(())
                 }
@@ -154,7 +158,7 @@ async fn handle(service: &Service, event: &Event) -> HandlerResult {
     }
 }
 
-async fn deposited(service: &Service, event: &Event) -> HandlerResult {
+async fn on_deposited(service: &Service, event: &Event) -> HandlerResult {
     let message: payments::FiatDepositedEvent = decode(event)?;
     let amount_minor = convert::money_minor(message.amount.as_ref())
         .map_err(|error| Poison(format!("amount {error}")))?;
@@ -178,7 +182,7 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
             );
             Ok(())
         }
-        // refunded already
+        // The deposit is refunded already.
         Err(Error::Refused(Refusal::DepositResolved)) => {
             tracing::warn!(
                 payment_id = message.payment_id,
@@ -186,26 +190,26 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
             );
             Ok(())
         }
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(to_failure(error)),
     }
 }
 
-async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerResult {
+async fn on_payout_ended(service: &Service, event: &Event, payout_id: &str) -> HandlerResult {
     match service.finalize_redemption(payout_id).await {
         Ok(_) => Ok(()),
-        // a redemption that has ended
+        // The redemption has ended.
         Err(Error::Refused(Refusal::PayoutFailed)) => Ok(()),
-        // a deposit's refund, or not our payout
+        // The payout is a deposit's refund or belongs to another service.
         Err(Error::Refused(Refusal::OperationNotFound)) => service
-            .refund_news(&event.correlation_id, payout_id)
+            .on_refund_payout(&event.correlation_id, payout_id)
             .await
-            .map_err(failed),
-        Err(error) => Err(failed(error)),
+            .map_err(to_failure),
+        Err(error) => Err(to_failure(error)),
     }
 }
 
-/// Enters trades up to the first failure.
-async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> BatchResult {
+/// Stores the operations of trades, up to the first failure.
+async fn store_trades(service: &Service, group: &str, events: &[Event]) -> BatchResult {
     let mut trades = Vec::with_capacity(events.len());
     let mut failure = None;
     for event in events {
@@ -218,8 +222,8 @@ async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> Batch
         }
     }
     let handled = trades.len();
-    if let Err(error) = service.enter_trades(group, trades).await {
-        let error = failed(error);
+    if let Err(error) = service.store_trades(group, trades).await {
+        let error = to_failure(error);
         return Err(Stopped { handled: 0, error });
     }
     failure.map_or(Ok(()), |error| Err(Stopped { handled, error }))
@@ -227,26 +231,26 @@ async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> Batch
 
 /// Builds the operation of a trade.
 async fn operation_of(service: &Service, event: &Event) -> Result<Operation, Failure> {
-    let leg = leg(event)?;
+    let leg = trade_leg(event)?;
     let meta = request_meta(event, &leg.trade_id);
     service
-        .operation_of_trade(&meta, &leg)
+        .trade_operation(&meta, &leg)
         .await
-        .map_err(failed)
+        .map_err(to_failure)
 }
 
-fn leg(event: &Event) -> Result<TradeLeg, Poison> {
+fn trade_leg(event: &Event) -> Result<TradeLeg, Poison> {
     let message: market::TradeExecutedEvent = decode(event)?;
-    let bad = |error: convert::ConvertError| Poison(error.to_string());
-    let quantity = convert::positive(message.quantity.as_ref()).map_err(bad)?;
-    let price = convert::positive(message.price.as_ref()).map_err(bad)?;
+    let poison = |error: convert::ConvertError| Poison(error.to_string());
+    let quantity = convert::positive(message.quantity.as_ref()).map_err(poison)?;
+    let price = convert::positive(message.price.as_ref()).map_err(poison)?;
     let payment = quantity
         .checked_mul(price)
         .and_then(|value| value.to_minor(2))
         .map_err(|error| Poison(error.to_string()))?;
     let fee = match message.fee.as_ref().and_then(|fee| fee.amount.as_ref()) {
         Some(fee) => convert::decimal(fee.amount.as_ref())
-            .map_err(bad)?
+            .map_err(poison)?
             .to_minor(2)
             .map_err(|error| Poison(error.to_string()))?,
         None => 0,

@@ -72,11 +72,11 @@ fn refusal_status(refusal: &Refusal) -> Status {
     }
 }
 
-fn bad(field: &'static str) -> impl FnOnce(ConvertError) -> Error {
+fn invalid(field: &'static str) -> impl FnOnce(ConvertError) -> Error {
     move |error| Refusal::field(field, error.to_string()).into()
 }
 
-/// A required id.
+/// Checks a required id.
 pub fn id(field: &'static str, text: String) -> Result<String, Error> {
     if text.is_empty() {
         return Err(Refusal::field(field, "must not be empty").into());
@@ -84,7 +84,7 @@ pub fn id(field: &'static str, text: String) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A user's id: `:` separates the parts of sub-account names (T36).
+/// Checks a user's id. `:` separates the parts of sub-account names (T36).
 pub fn user_id(field: &'static str, text: String) -> Result<String, Error> {
     if text.contains(':') {
         return Err(Refusal::field(field, "must not contain `:`").into());
@@ -92,9 +92,9 @@ pub fn user_id(field: &'static str, text: String) -> Result<String, Error> {
     id(field, text)
 }
 
-/// The caller's reference of a redemption, possibly empty. `:` separates the parts of this
-/// service's own references, such as `<redemption>:<address>` of a maturing issue, which share its
-/// scope.
+/// Checks the caller's reference of a redemption, which may be empty. `:` separates the parts of
+/// this service's own references in the same scope, such as `<redemption>:<address>` of a maturing
+/// issue.
 pub fn redemption_reference(field: &'static str, text: String) -> Result<String, Error> {
     if text.contains(':') {
         return Err(Refusal::field(field, "must not contain `:`").into());
@@ -102,7 +102,7 @@ pub fn redemption_reference(field: &'static str, text: String) -> Result<String,
     Ok(text)
 }
 
-/// Payout id of a redemption. `refund-<payment>` is reserved for refunds of deposits.
+/// Checks the payout id of a redemption. `refund-<payment>` is reserved for refunds of deposits.
 pub fn payout_id(field: &'static str, text: String) -> Result<String, Error> {
     if text.starts_with("refund-") {
         return Err(Refusal::field(field, "must not start with `refund-`").into());
@@ -110,30 +110,32 @@ pub fn payout_id(field: &'static str, text: String) -> Result<String, Error> {
     id(field, redemption_reference(field, text)?)
 }
 
-/// Bank money: roubles, above zero.
+/// Reads a positive amount of roubles.
 pub fn roubles(field: &'static str, money: Option<&common::Money>) -> Result<Decimal, Error> {
-    let money = money.ok_or(ConvertError::Missing).map_err(bad(field))?;
-    convert::currency(&money.currency_code, "RUB").map_err(bad(field))?;
-    convert::positive(money.amount.as_ref()).map_err(bad(field))
+    let money = money.ok_or(ConvertError::Missing).map_err(invalid(field))?;
+    convert::currency(&money.currency_code, "RUB").map_err(invalid(field))?;
+    convert::positive(money.amount.as_ref()).map_err(invalid(field))
 }
 
-/// An amount of an instrument, above zero. The currency code is optional.
+/// Reads a positive amount of an instrument. The currency code is optional.
 pub fn amount_of(
     field: &'static str,
     instrument_id: &str,
     amount: Option<&common::MonetaryAmount>,
 ) -> Result<Decimal, Error> {
-    let amount = amount.ok_or(ConvertError::Missing).map_err(bad(field))?;
+    let amount = amount
+        .ok_or(ConvertError::Missing)
+        .map_err(invalid(field))?;
     if !amount.currency_code.is_empty() {
-        convert::currency(&amount.currency_code, instrument_id).map_err(bad(field))?;
+        convert::currency(&amount.currency_code, instrument_id).map_err(invalid(field))?;
     }
-    convert::positive(amount.amount.as_ref()).map_err(bad(field))
+    convert::positive(amount.amount.as_ref()).map_err(invalid(field))
 }
 
-/// Kopecks of CFA-RUB; unset is zero.
+/// Reads an amount of CFA-RUB, at least zero, as kopecks. Unset is zero.
 pub fn money_leg(field: &'static str, value: Option<&common::Decimal>) -> Result<i64, Error> {
     let value = convert::optional_decimal(value)
-        .map_err(bad(field))?
+        .map_err(invalid(field))?
         .unwrap_or(Decimal::ZERO);
     if value.is_negative() {
         return Err(Refusal::field(field, "must not be negative").into());
@@ -141,7 +143,7 @@ pub fn money_leg(field: &'static str, value: Option<&common::Decimal>) -> Result
     Ok(units(field, value, CFA_RUB_DECIMALS)?)
 }
 
-/// Kopecks that an investor pays in the same exchange; unset is zero.
+/// Reads an investor's payment as kopecks. Unset is zero; a payment of zero is refused.
 pub fn payment(field: &'static str, value: Option<&common::MonetaryAmount>) -> Result<i64, Error> {
     match value {
         None => Ok(0),
@@ -168,7 +170,7 @@ fn optional(
     field: &'static str,
     value: Option<&common::Decimal>,
 ) -> Result<Option<Decimal>, Error> {
-    convert::optional_decimal(value).map_err(bad(field))
+    convert::optional_decimal(value).map_err(invalid(field))
 }
 
 fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
@@ -206,7 +208,8 @@ pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstr
             Ok(Coupon {
                 pays_at_us: time(coupon.pays_at.as_ref())
                     .ok_or_else(|| Refusal::field("coupons.pays_at", "is required"))?,
-                amount: convert::decimal(coupon.amount.as_ref()).map_err(bad("coupons.amount"))?,
+                amount: convert::decimal(coupon.amount.as_ref())
+                    .map_err(invalid("coupons.amount"))?,
             })
         })
         .collect::<Result<_, Error>>()?;
@@ -262,7 +265,7 @@ pub fn trade_leg(leg: pb::TradeLeg) -> Result<TradeLeg, Error> {
         trade_number: leg.trade_number,
         buyer_id: user_id("trades.buyer_id", leg.buyer_id)?,
         seller_id: user_id("trades.seller_id", leg.seller_id)?,
-        quantity: convert::positive(leg.quantity.as_ref()).map_err(bad("trades.quantity"))?,
+        quantity: convert::positive(leg.quantity.as_ref()).map_err(invalid("trades.quantity"))?,
         payment_minor: money_leg("trades.payment", leg.payment.as_ref())?,
         fee_minor: money_leg("trades.fee", leg.fee.as_ref())?,
     })

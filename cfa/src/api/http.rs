@@ -35,7 +35,7 @@ impl Filters {
     }
 }
 
-/// Parses a name with or without its enum prefix (T40); an unknown name matches nothing.
+/// Parses a name with or without its enum prefix (T40). An unknown name gets a code of no row.
 fn code(text: &str, prefix: &str, known: impl Fn(&str) -> Option<i32>) -> i32 {
     if text.is_empty() {
         0

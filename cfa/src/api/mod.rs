@@ -1,4 +1,4 @@
-//! `CfaRegistryService` and its HTTP reads: conversion and access control only.
+//! `CfaRegistryService` and its HTTP reads: only conversion and access control.
 
 pub mod consumers;
 mod convert;
@@ -55,7 +55,7 @@ pub fn service(service: Arc<Service>, health: rpc::Health) -> rpc::Service {
     }
 }
 
-/// The caller and the context of a write.
+/// The metadata of a write, from its caller and context.
 fn write_context(
     caller: &rpc::Caller,
     context: Option<proto::common::v1::RequestContext>,
@@ -69,9 +69,9 @@ fn write_context(
     })
 }
 
-/// As [`write_context`], for a call whose keys are remembered: with the fingerprint of its content,
-/// which is the request without its context (D50).
-fn once_context(
+/// Like [`write_context`], with a digest of the request without its context. For calls whose
+/// answers are stored under their key (D50).
+fn context_with_digest(
     caller: &rpc::Caller,
     context: Option<proto::common::v1::RequestContext>,
     content: &impl prost::Message,
@@ -107,7 +107,7 @@ impl Api {
             .await
             .map_err(to_status)?;
         let operation = operation.ok_or_else(|| to_status(Refusal::OperationNotFound.into()))?;
-        // an operation of others is reported as not found
+        // An operation of other users is reported as not found.
         let may_see = caller.acts_for_any_user()
             || caller
                 .user_id
@@ -153,7 +153,8 @@ impl Api {
             &filter.tx_hashes.join(" "),
             &filter.exclude_trades.to_string(),
         ]);
-        // Over HTTP an unknown kind or status returns an empty page (D45); a call is refused (D48).
+        // Over HTTP an unknown kind or status gives an empty page (D45). Over RPC it is refused
+        // (D48).
         let known = filter
             .kind
             .is_none_or(|kind| OperationType::from_code(kind).is_some())
@@ -348,7 +349,7 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
         let context = message.context.take();
-        let context = once_context(&caller, context, &message)?;
+        let context = context_with_digest(&caller, context, &message)?;
         let instrument_id = message.instrument_id.clone();
         self.require_issuer(&caller, &instrument_id).await?;
         let change = convert::instrument_change(message).map_err(to_status)?;
@@ -417,7 +418,7 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
-        // No caller offers another's money.
+        // An investor offers only own money.
         caller.require_user(&message.investor_id)?;
         let (instrument_id, units) = (&message.instrument_id, message.amount.as_ref());
         let amount = convert::amount_of("amount", instrument_id, units).map_err(to_status)?;
@@ -863,7 +864,7 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
         let context = message.context.take();
-        let context = once_context(&caller, context, &message)?;
+        let context = context_with_digest(&caller, context, &message)?;
         let resolved = self
             .service
             .resolve_deposit(&context, &message.payment_id, message.refund)
@@ -882,8 +883,8 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let mut message = request.into_inner();
         let context = message.context.take();
-        let context = once_context(&caller, context, &message)?;
-        // An operator may stop a redemption, not let it continue (R089).
+        let context = context_with_digest(&caller, context, &message)?;
+        // An operator may block a redemption. Only compliance or a service clears it (R089).
         if !message.blocked {
             caller.require(&[Role::Compliance, Role::Service])?;
         }

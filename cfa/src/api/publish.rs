@@ -14,15 +14,18 @@ use chain::Address;
 
 const SOURCE: &str = "cfa";
 
-/// Event id: equal for the same fact, so that consumers recognise a repeat. Time-ordered if the
-/// fact's id is (UUIDv7), so that consumers' inboxes grow at one end.
-fn derived(fact: &str, id: &str) -> Uuid {
+/// Derives an event id from the event's type and the object's id, so consumers recognise a repeat.
+/// It is time-ordered if the object's id is (UUIDv7), so consumers' inboxes grow at one end.
+fn event_id(type_name: &str, id: &str) -> Uuid {
     match id.parse::<Uuid>() {
         Ok(parent) => {
             let parent = types::Id128::from_u128(parent.as_u128());
-            Uuid::from_u128(types::child_uuid(parent, &format!("cfa:{fact}")).as_u128())
+            Uuid::from_u128(types::child_uuid(parent, &format!("cfa:{type_name}")).as_u128())
         }
-        Err(_) => Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("cfa:{fact}:{id}").as_bytes()),
+        Err(_) => Uuid::new_v5(
+            &Uuid::NAMESPACE_OID,
+            format!("cfa:{type_name}:{id}").as_bytes(),
+        ),
     }
 }
 
@@ -63,7 +66,7 @@ fn amount(operation: &Operation) -> Option<common::MonetaryAmount> {
 }
 
 fn of_operation(operation: &Operation, type_name: &str, payload: Vec<u8>) -> Event {
-    let id = derived(type_name, &operation.operation_id);
+    let id = event_id(type_name, &operation.operation_id);
     event(
         topics::CFA,
         id,
@@ -195,7 +198,7 @@ pub fn instrument_registered(instrument: &Instrument, correlation_id: &str) -> E
         decimals: u32::from(instrument.decimals),
     };
     let type_name = "dfa.cfa.v1.InstrumentRegisteredEvent";
-    let id = derived(type_name, &instrument.instrument_id);
+    let id = event_id(type_name, &instrument.instrument_id);
     event(
         topics::CFA,
         id,
@@ -280,7 +283,7 @@ fn of_user(
     at_us: i64,
     payload: Vec<u8>,
 ) -> Event {
-    let id = derived(type_name, user_id);
+    let id = event_id(type_name, user_id);
     event(
         topics::LEDGER,
         id,
@@ -292,7 +295,7 @@ fn of_user(
     )
 }
 
-/// Push and e-mail to a holder whose issue was redeemed (specification 1.5).
+/// Requests a push and an e-mail to a holder of a redeemed issue (specification 1.5).
 pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: i64) -> Event {
     let payload = pb::HolderNotificationEvent {
         context: context(&redemption.redemption_id, &operation.user_id),
@@ -314,7 +317,8 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
     )
 }
 
-/// `action` is for example `issuance.rejected`; `after` is the new state of the object.
+/// Builds an audit record. `action` is for example `issuance.rejected`; `before` and `after` are
+/// states of the object.
 pub fn audit(
     action: &str,
     object_id: &str,

@@ -17,8 +17,8 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The batch of a transaction. A batch whose trades were all settled before has the same
-    /// transaction, but is final.
+    /// The batch of a transaction, an open one first. A batch whose trades an earlier batch settled
+    /// is final and has the transaction of the earlier one.
     pub async fn batch_by_tx(&self, tx_hash: &str) -> Result<Option<Batch>, Error> {
         let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1 ORDER BY status LIMIT 1")
             .bind(tx_hash)
@@ -44,6 +44,7 @@ impl Repo {
         )
     }
 
+    /// Stores a batch; false if its id exists.
     pub async fn insert_batch_in_tx(
         &self,
         tx: &mut Tx,
@@ -103,7 +104,7 @@ impl Repo {
         Ok(())
     }
 
-    /// Assigns an operation to a batch, replacing an earlier batch.
+    /// Saves an operation with its payment and assigns it to a batch instead of an earlier one.
     pub async fn assign_batch_in_tx(
         &self,
         tx: &mut Tx,

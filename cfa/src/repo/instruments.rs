@@ -100,8 +100,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Instruments past maturity without a recorded redemption: trading, halted, or stopped for it
-    /// already.
+    /// ACTIVE, HALTED and MATURED instruments past maturity without a recorded redemption.
     pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
         let rows = sqlx::query(
             "SELECT * FROM instrument WHERE status IN (2, 3, 4) AND matures_at_us <= $1
@@ -115,7 +114,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Instruments that stopped trading, have no redemption and are not in `due_instruments`.
+    /// Ids of MATURED instruments without a recorded redemption that are not in `due_instruments`.
     pub async fn unrecorded_redemptions(&self, now_us: i64) -> Result<Vec<String>, Error> {
         let ids = sqlx::query_scalar(
             "SELECT instrument_id FROM instrument INDEXED BY instrument_matured \
@@ -127,7 +126,7 @@ impl Repo {
         Ok(ids.fetch_all(self.db.read()).await?)
     }
 
-    /// False if the id exists.
+    /// Stores an instrument; false if its id exists.
     pub async fn insert_instrument_in_tx(
         &self,
         tx: &mut Tx,
@@ -199,8 +198,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Reserves units of the issue's limit; false if they exceed it. Safe under concurrency: there
-    /// is one writer (R027).
+    /// Reserves units of the issue's limit; false if they exceed it. Safe under concurrency,
+    /// because the store has one writer (R027).
     pub async fn reserve_issue_in_tx(
         &self,
         tx: &mut Tx,
@@ -218,8 +217,8 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Refuses once the issue's redemption has started. Called in the transaction that stores an
-    /// operation, so that none is added after `count_moving`.
+    /// Refuses an operation of a MATURED or REDEEMED issue. Called in the transaction that stores
+    /// the operation, so none is added after `count_moving`.
     ///
     /// # Errors
     /// `InstrumentNotActive`.
@@ -228,11 +227,11 @@ impl Repo {
         tx: &mut Tx,
         instrument_id: &str,
     ) -> Result<(), Error> {
-        let is_over = sqlx::query_scalar(
+        let is_matured = sqlx::query_scalar(
             "SELECT EXISTS (SELECT 1 FROM instrument WHERE instrument_id = $1 AND status IN (4, 5))",
         )
         .bind(instrument_id);
-        if is_over.fetch_one(&mut **tx).await? {
+        if is_matured.fetch_one(&mut **tx).await? {
             return Err(Refusal::InstrumentNotActive.into());
         }
         Ok(())

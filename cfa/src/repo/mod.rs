@@ -1,7 +1,7 @@
-//! The SQLite store: the only module with SQL; rows have the types of `model`.
+//! The SQLite store: the only module with SQL. Rows have the types of `model`.
 //!
-//! Reads use the reader pool. Writes use the caller's transaction (`*_in_tx`), so that a state, its
-//! events and the inbox row of its cause are atomic.
+//! Reads use the reader pool. Functions `*_in_tx` write in the caller's transaction, so a state,
+//! its events and the inbox row of its cause commit together.
 
 mod batches;
 mod instruments;
@@ -24,7 +24,7 @@ use crate::error::Error;
 
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;
-pub use subscriptions::NewRow;
+pub use subscriptions::SubscriptionInsert;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",

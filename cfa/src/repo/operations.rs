@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
 use crate::saga::{Chain, LimitReservation, Payout, SagaProgress};
 
-/// Result of an insert.
+/// Result of `insert_operation_in_tx`.
 #[derive(Debug)]
 pub enum Inserted {
     Done,
-    /// The scope or the external reference exists already, for this operation.
+    /// This stored operation has the same idempotency scope or external reference.
     Exists(Box<Operation>),
 }
 
@@ -42,11 +42,11 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
 
 /// Conditions of the partial indexes `operation_reference` and `operation_refused`. SQLite uses a
 /// partial index only if the statement repeats its condition.
-const ACTED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
+const NOT_REFUSED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
 const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
-/// Indexes of a user's operations with their conditions: together they contain each operation once.
-/// A page is merged from one page of each.
+/// Indexes of a user's operations with their conditions. Together they contain each operation once.
+/// A page is merged from one page per index.
 const OF_USER: [(&str, &str); 3] = [
     ("operation_of_user", "user_id"),
     (
@@ -71,7 +71,7 @@ impl OperationFilter {
             query.push(" AND status = ").push_bind(status);
         }
         if !self.external_ref.is_empty() {
-            for (opening, rows) in [(" AND ((", ACTED), (" OR (", REFUSED)] {
+            for (opening, rows) in [(" AND ((", NOT_REFUSED), (" OR (", REFUSED)] {
                 query
                     .push(opening)
                     .push("kind IN (3, 5, 6) AND external_ref = ")
@@ -125,7 +125,7 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The operation that executed a payment, payout or trade; a rejected one did not execute it.
+    /// The operation of a payment, payout or trade, unless it was rejected or refunded.
     pub async fn operation_by_reference(
         &self,
         kind: OperationType,
@@ -136,16 +136,16 @@ impl Repo {
             .push_bind(kind.code())
             .push(" AND external_ref = ")
             .push_bind(external_ref)
-            .push(format!(" AND {ACTED}"));
+            .push(format!(" AND {NOT_REFUSED}"));
         let row = query.build().fetch_optional(self.db.read()).await?;
         row.as_ref().map(decode).transpose()
     }
 
-    /// The operation of a trade in any status; a batch reuses the row of a rejected one.
+    /// The operation of a trade in any status. A batch reuses the row of a rejected one.
     pub async fn operation_of_trade(&self, trade_id: &str) -> Result<Option<Operation>, Error> {
-        let acted = self.operation_by_reference(OperationType::P2pTransfer, trade_id);
-        if let Some(acted) = acted.await? {
-            return Ok(Some(acted));
+        let found = self.operation_by_reference(OperationType::P2pTransfer, trade_id);
+        if let Some(found) = found.await? {
+            return Ok(Some(found));
         }
         let mut query = select("kind = ");
         query
@@ -182,22 +182,22 @@ impl Repo {
         &self,
         redemption_id: &str,
     ) -> Result<Vec<Operation>, Error> {
-        let (first, end) = holders_of(redemption_id);
+        let (first, end) = holder_references(redemption_id);
         let mut query = select("kind = 6 AND external_ref >= ");
         query
             .push_bind(first)
             .push(" AND external_ref < ")
             .push_bind(end)
             .push(format!(
-                " AND {ACTED} AND flow = 7 AND status IN (1, 5, 6) ORDER BY external_ref"
+                " AND {NOT_REFUSED} AND flow = 7 AND status IN (1, 5, 6) ORDER BY external_ref"
             ));
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()
     }
 
-    /// References of a redemption's holders whose operations executed or are open.
+    /// References of a redemption's holders whose operations are open or were executed.
     pub async fn served_holders(&self, redemption_id: &str) -> Result<HashSet<String>, Error> {
-        let (first, end) = holders_of(redemption_id);
+        let (first, end) = holder_references(redemption_id);
         let mut query = QueryBuilder::<sqlx::Sqlite>::new(
             "SELECT external_ref FROM operation WHERE kind = 6 AND external_ref >= ",
         );
@@ -205,14 +205,14 @@ impl Repo {
             .push_bind(first)
             .push(" AND external_ref < ")
             .push_bind(end)
-            .push(format!(" AND {ACTED} AND flow = 7"));
+            .push(format!(" AND {NOT_REFUSED} AND flow = 7"));
         let served = query.build_query_scalar().fetch_all(self.db.read()).await?;
         Ok(served.into_iter().collect())
     }
 
-    /// Open operations not changed since `before_us`, oldest first, strictly after the given one.
-    /// Excludes trades, driven by their batch, and holders of a maturing issue, driven by its
-    /// redemption.
+    /// Open operations not changed since `before_us`, oldest first, strictly after the key `after`.
+    /// Excludes trades, which their batch drives, and operations of a maturing issue, which its
+    /// redemption drives.
     pub async fn open_operations(
         &self,
         before_us: i64,
@@ -234,7 +234,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Ended operations with a reservation that identity still has open, oldest first.
+    /// Ended operations whose limit reservation is still open, oldest first.
     pub async fn unended_limits(&self, limit: i64) -> Result<Vec<Operation>, Error> {
         let mut query = select("fact_limit = 1 AND status IN (7, 8, 9, 12) ORDER BY updated_at_us");
         query.push(" LIMIT ").push_bind(limit);
@@ -242,7 +242,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// The operations' reservations are confirmed or cancelled.
+    /// Records that the operations' limit reservations are confirmed or cancelled.
     pub async fn end_limits(&self, operation_ids: &[String]) -> Result<(), Error> {
         if operation_ids.is_empty() {
             return Ok(());
@@ -260,7 +260,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Number of operations that may still move units of the instrument.
+    /// Number of open operations that may move units of the instrument.
     pub async fn count_moving(&self, instrument_id: &str) -> Result<i64, Error> {
         let count = sqlx::query_scalar(
             "SELECT COUNT(*) FROM operation WHERE instrument_id = $1 AND status NOT IN (7, 8, 9, 11, 12) AND flow <> 7",
@@ -269,7 +269,8 @@ impl Repo {
         Ok(count.fetch_one(self.db.read()).await?)
     }
 
-    /// Number of payouts whose release was refused this often, and the oldest one's id.
+    /// Number of payouts whose release was refused at least `attempts` times, and the payout id of
+    /// the oldest.
     pub async fn refused_releases(&self, attempts: u32) -> Result<Option<(i64, String)>, Error> {
         let found = sqlx::query_as(
             "SELECT COUNT(*), external_ref, MIN(created_at_us) FROM operation INDEXED BY operation_unreleased
@@ -288,23 +289,23 @@ impl Repo {
         bound: (i64, &str),
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
-        let narrow = |query: &mut QueryBuilder<sqlx::Sqlite>| {
+        let push_conditions = |query: &mut QueryBuilder<sqlx::Sqlite>| {
             query.push("(created_at_us, operation_id) < (");
             query.push_bind(bound.0).push(", ");
             query.push_bind(bound.1.to_owned()).push(")");
             filter.push_to(query);
             query.push(ORDER).push_bind(limit);
         };
-        let leads = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
-        let mut query = if filter.user_id.is_empty() || leads {
+        let is_selective = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
+        let mut query = if filter.user_id.is_empty() || is_selective {
             let mut query = select("");
             if !filter.user_id.is_empty() {
-                // In this form no index: a reference or a transaction has fewer operations than a
-                // user.
+                // `IN` over three columns uses no index of the user: a reference or a transaction
+                // selects fewer operations than a user.
                 query.push_bind(filter.user_id.clone());
                 query.push(" IN (user_id, from_user_id, to_user_id) AND ");
             }
-            narrow(&mut query);
+            push_conditions(&mut query);
             query
         } else {
             let mut query = QueryBuilder::new("");
@@ -314,7 +315,7 @@ impl Repo {
                     "SELECT {COLUMNS} FROM operation INDEXED BY {index} WHERE {condition} = "
                 ));
                 query.push_bind(filter.user_id.clone()).push(" AND ");
-                narrow(&mut query);
+                push_conditions(&mut query);
                 between = ") UNION ALL SELECT * FROM (";
             }
             query.push(")").push(ORDER).push_bind(limit);
@@ -330,25 +331,25 @@ impl Repo {
         tx: &mut Tx,
         operation: &Operation,
     ) -> Result<Inserted, Error> {
-        operation.assert_whole();
-        let mut taken = select("(flow = ");
-        taken
+        operation.assert_consistent();
+        let mut same_request = select("(flow = ");
+        same_request
             .push_bind(operation.flow.code())
             .push(" AND user_id = ")
             .push_bind(&operation.user_id);
-        taken
+        same_request
             .push(" AND idempotency_key = ")
             .push_bind(&operation.idempotency_key)
             .push(")");
         if !operation.external_ref.is_empty() {
-            taken
+            same_request
                 .push(" OR (kind = ")
                 .push_bind(operation.flow.kind().code())
                 .push(" AND external_ref = ")
                 .push_bind(&operation.external_ref)
-                .push(format!(" AND {ACTED})"));
+                .push(format!(" AND {NOT_REFUSED})"));
         }
-        if let Some(row) = taken.build().fetch_optional(&mut **tx).await? {
+        if let Some(row) = same_request.build().fetch_optional(&mut **tx).await? {
             return Ok(Inserted::Exists(Box::new(decode(&row)?)));
         }
         let mut query = QueryBuilder::<sqlx::Sqlite>::new(format!(
@@ -408,7 +409,7 @@ impl Repo {
         tx: &mut Tx,
         operation: &Operation,
     ) -> Result<(), Error> {
-        operation.assert_whole();
+        operation.assert_consistent();
         let progress = &operation.progress;
         let done = sqlx::query(
             "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, \
@@ -449,7 +450,7 @@ impl Repo {
         assert_eq!(
             done.rows_affected(),
             1,
-            "an executed operation is never deleted"
+            "the operation to save is not in the store"
         );
         Ok(())
     }
@@ -460,7 +461,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Deletes an operation refused before it had any effect; false if none is left in that state.
+    /// Deletes an operation that has had no effect; false if it has advanced or is deleted already.
     pub async fn delete_created_operation_in_tx(
         &self,
         tx: &mut Tx,
@@ -477,7 +478,7 @@ impl Repo {
 
     // ---- suspended deposits (T24)
 
-    /// Lists the deposit, or reopens it after another failed issue.
+    /// Stores a suspended deposit, or reopens it after another failed issue.
     pub async fn suspend_deposit_in_tx(
         &self,
         tx: &mut Tx,
@@ -560,9 +561,9 @@ impl Repo {
     }
 }
 
-/// Bounds of the references `<redemption>:<address>`.
-fn holders_of(redemption_id: &str) -> (String, String) {
-    // `;` is the character after `:`
+/// The half-open range of the references `<redemption>:<address>`.
+fn holder_references(redemption_id: &str) -> (String, String) {
+    // `;` is the character after `:`.
     (format!("{redemption_id}:"), format!("{redemption_id};"))
 }
 
@@ -632,7 +633,7 @@ fn decode(row: &SqliteRow) -> Result<Operation, Error> {
                 .ok_or_else(|| damaged("fact_limit"))?,
         },
     };
-    match operation.contradiction() {
+    match operation.inconsistency() {
         Some(what) => Err(damaged(what)),
         None => Ok(operation),
     }

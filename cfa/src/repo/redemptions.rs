@@ -62,7 +62,7 @@ impl Repo {
         Ok(Some(redemption))
     }
 
-    /// False if the issue has a redemption already.
+    /// Stores a redemption with its lines; false if the issue has one already.
     pub async fn insert_redemption_in_tx(
         &self,
         tx: &mut Tx,
@@ -87,7 +87,6 @@ impl Repo {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        // One line per holder of the issue.
         let lines: Vec<(usize, &RedemptionLine)> = redemption.lines.iter().enumerate().collect();
         let mut script = Script::default();
         script
@@ -123,6 +122,7 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
+    /// Updates the mutable columns of a redemption.
     pub async fn save_redemption_in_tx(
         &self,
         tx: &mut Tx,

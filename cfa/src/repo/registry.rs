@@ -1,4 +1,4 @@
-//! The holder registry, built from the chain's events: current units and their history by block.
+//! The holder registry, built from the chain's events: current units, and their history by block.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,7 +13,7 @@ use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
 
-/// Units received (or, negative, sent) by an address in a block. An event may name any number.
+/// Units that an address received in a block; negative if sent. An event may contain any number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMove {
     pub token: String,
@@ -32,18 +32,18 @@ struct Folded<'a> {
     impossible: BTreeMap<&'a str, u64>,
 }
 
-/// A holder after the last block.
+/// State of a holder after the last applied block.
 #[derive(Debug, PartialEq, Eq)]
 struct Latest {
     units: i64,
-    /// Time of the first block with a move; a known holder keeps an earlier one.
+    /// Time of the first block with a move. A stored holder keeps its earlier time.
     since_us: i64,
     time_us: i64,
     block_number: u64,
 }
 
 impl<'a> Folded<'a> {
-    /// By token and address.
+    /// The state of each holder, by token and address.
     fn latest(&self) -> BTreeMap<(&'a str, &'a str), Latest> {
         let mut latest = BTreeMap::new();
         for ((token, address, block_number), (units, time_us)) in &self.history {
@@ -60,7 +60,8 @@ impl<'a> Folded<'a> {
     }
 }
 
-/// Applies moves in order to what the holders have (`held`, by token and address).
+/// Applies moves in order to the holders' units (`held`, by token and address). Keeps no move of a
+/// token's first impossible block or later.
 fn fold<'a>(mut held: HashMap<(&'a str, &'a str), i64>, moves: &[&'a HolderMove]) -> Folded<'a> {
     let mut folded = Folded::default();
     for change in moves {
@@ -96,9 +97,9 @@ impl Repo {
             .transpose()
     }
 
-    /// Token contracts of all instruments except drafts and quarantined ones. The block, if set,
-    /// is the first whose events are not in the registry yet. Activation stores the block of the
-    /// token's first event; with a draft's events included they would count twice.
+    /// Token contracts of all instruments except drafts and quarantined ones. The block, if set, is
+    /// the first whose events are not in the registry yet. Activation stores that block, so the
+    /// events of a draft must not be applied before: they would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
@@ -116,8 +117,8 @@ impl Repo {
             .collect())
     }
 
-    /// Registers a new token whose first event may be in this block.
-    pub async fn note_token_in_tx(
+    /// Adds a new token whose first event may be in this block.
+    pub async fn add_token_in_tx(
         &self,
         tx: &mut Tx,
         token: &str,
@@ -133,7 +134,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Applies moves of one new token and stores the next block to read, or that none is left.
+    /// Applies moves of a new token and stores the next block of its backlog; `None`: none is left.
+    /// Returns all quarantined tokens.
     pub async fn apply_backlog(
         &self,
         token: &str,
@@ -161,8 +163,8 @@ impl Repo {
         Ok(quarantined)
     }
 
-    /// Applies moves in order and stores `through` as the last applied block. Returns the tokens
-    /// that are quarantined, of those that moved.
+    /// Applies moves in order and stores `through` as the last applied block. Returns all
+    /// quarantined tokens.
     pub async fn apply_moves(
         &self,
         moves: &[HolderMove],
@@ -182,8 +184,8 @@ impl Repo {
         Ok(quarantined)
     }
 
-    /// Applies moves in order. A token with an impossible move is quarantined: of its moves only
-    /// those of the blocks before are applied, and none later. Returns the quarantined tokens.
+    /// Applies moves in order. A token with an impossible move is quarantined: its moves of that
+    /// block and of later blocks are not applied. Returns all quarantined tokens.
     async fn apply_in_tx(
         &self,
         tx: &mut Tx,
@@ -230,6 +232,7 @@ impl Repo {
         Ok(quarantined)
     }
 
+    /// Stores the applied moves: the holders' units and their history.
     async fn save_in_tx(&self, tx: &mut Tx, folded: &Folded<'_>) -> Result<(), Error> {
         for ((token, address), latest) in folded.latest() {
             sqlx::query(
@@ -303,7 +306,7 @@ impl Repo {
         Ok(sum.unwrap_or_default())
     }
 
-    /// Holders with units now, newest holder first, strictly after the bound.
+    /// Current holders with units, newest first, strictly after the bound.
     pub async fn holders(
         &self,
         token: &str,
@@ -324,7 +327,7 @@ impl Repo {
         Ok(rows.iter().map(decode).collect())
     }
 
-    /// Holders with units at a time: by the last block sealed at or before it.
+    /// Holders with units after the last block sealed at or before `at_us`.
     pub async fn holders_at(
         &self,
         token: &str,

@@ -1,4 +1,4 @@
-//! Subscriptions of investors.
+//! Investors' subscriptions to issues.
 
 use events::Tx;
 use sqlx::sqlite::SqliteRow;
@@ -8,9 +8,9 @@ use super::{Repo, code};
 use crate::error::Error;
 use crate::model::{Operation, Subscription, SubscriptionStatus};
 
-/// Result of an insert.
+/// Result of `insert_subscription`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NewRow {
+pub enum SubscriptionInsert {
     Stored,
     KeyUsed,
     TooMany,
@@ -63,13 +63,13 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// Stores a subscription unless the key is used already or the investor would have more than
-    /// `most` that are pending, active or not released yet.
+    /// Stores a subscription, unless its key exists or the investor would have more than `live_max`
+    /// that are pending, active or not released yet.
     pub async fn insert_subscription(
         &self,
         new: &Subscription,
-        most: i64,
-    ) -> Result<NewRow, Error> {
+        live_max: i64,
+    ) -> Result<SubscriptionInsert, Error> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
             "INSERT INTO subscription (subscription_id, instrument_id, investor_id, units_minor, \
@@ -90,7 +90,7 @@ impl Repo {
         .execute(&mut *tx)
         .await?;
         if done.rows_affected() == 0 {
-            return Ok(NewRow::KeyUsed);
+            return Ok(SubscriptionInsert::KeyUsed);
         }
         let live: i64 = sqlx::query_scalar(
             "SELECT COUNT(*) FROM subscription INDEXED BY subscription_live \
@@ -99,12 +99,12 @@ impl Repo {
         .bind(&new.investor_id)
         .fetch_one(&mut *tx)
         .await?;
-        if live > most {
-            // Rolled back with the transaction.
-            return Ok(NewRow::TooMany);
+        if live > live_max {
+            // Dropping the transaction rolls the insert back.
+            return Ok(SubscriptionInsert::TooMany);
         }
         tx.commit().await?;
-        Ok(NewRow::Stored)
+        Ok(SubscriptionInsert::Stored)
     }
 
     /// Deletes a subscription whose payment the ledger refused to hold.
@@ -117,7 +117,7 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Stores the status, and whether a step is left; false if it was not `before` any more.
+    /// Stores the status, and whether a step is left. False if the stored status is not `before`.
     pub async fn save_subscription_in_tx(
         &self,
         tx: &mut Tx,
@@ -139,7 +139,7 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Uses an active subscription for an issue; false if it is not active any more.
+    /// Uses an active subscription for an issue. False if it is not active any more.
     pub async fn use_subscription_in_tx(
         &self,
         tx: &mut Tx,
@@ -158,8 +158,8 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Activates the subscription of an issue that was taken back before it had effects. Returns
-    /// its id.
+    /// Reactivates the subscription of an issue that was deleted before it had effects. Returns its
+    /// id.
     pub async fn restore_subscription_in_tx(
         &self,
         tx: &mut Tx,
@@ -177,7 +177,8 @@ impl Repo {
         Ok(restored.await?)
     }
 
-    /// Moves a subscription whose step failed to the end of the queue; false if none is left.
+    /// Moves a subscription whose step failed to the end of the queue. False if it has no step
+    /// left.
     pub async fn postpone_subscription(&self, id: &str, now_us: i64) -> Result<bool, Error> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(
@@ -209,7 +210,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// The id of a subscription whose last step failed.
+    /// Id of the oldest subscription whose last step failed.
     pub async fn failed_subscription(&self) -> Result<Option<String>, Error> {
         let found = sqlx::query_scalar(
             "SELECT subscription_id FROM subscription INDEXED BY subscription_failed \
@@ -219,7 +220,7 @@ impl Repo {
         Ok(found.await?)
     }
 
-    /// Pending and active subscriptions past their time.
+    /// Pending and active subscriptions past their expiry.
     pub async fn expired_subscriptions(
         &self,
         now_us: i64,

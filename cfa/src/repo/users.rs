@@ -6,9 +6,11 @@ use super::Repo;
 use crate::error::{Error, Refusal};
 
 impl Repo {
-    /// Stores a user's address; refuses an address of another user. Returns whether the allow-list
-    /// transaction was submitted already.
-    pub async fn note_address(
+    /// Stores a user's address. Returns whether its allow-list transaction was submitted already.
+    ///
+    /// # Errors
+    /// `AddressTaken` if another user has the address (T14).
+    pub async fn store_address(
         &self,
         user_id: &str,
         address: &str,
@@ -50,7 +52,7 @@ impl Repo {
         Ok(false)
     }
 
-    /// Marks these users as on the allow-list from the start.
+    /// Marks system accounts as on the allow-list, without a transaction of their own.
     pub async fn mark_registered(&self, user_ids: &[&str]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         for user_id in user_ids {
@@ -62,8 +64,8 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Marks these users' allow-list transaction as submitted, with its events.
-    pub async fn mark_ordered(
+    /// Records the submitted allow-list transaction of these users, with its events.
+    pub async fn mark_submitted(
         &self,
         user_ids: &[String],
         tx_hash: &str,
@@ -106,8 +108,8 @@ impl Repo {
         .await?)
     }
 
-    /// Stores the confirmation of an allow-list transaction with its events; does nothing on a
-    /// repeat.
+    /// Records the confirmation of an allow-list transaction, with its events. A repeat does
+    /// nothing.
     pub async fn confirm_registered(&self, tx_hash: &str, events: &[Event]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(

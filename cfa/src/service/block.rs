@@ -1,5 +1,5 @@
-//! Compliance stops a redemption before its money is at the bank, lets it continue, or ends it
-//! (115-FZ, specification 1.5, R089).
+//! Compliance blocks a redemption before the bank has its payout, clears it, or refunds it (115-FZ,
+//! specification 1.5, R089).
 
 use super::{OperationResult, RequestMeta, Service};
 use crate::api::publish;
@@ -7,14 +7,14 @@ use crate::error::{Error, Refusal};
 use crate::model::{Flow, Operation, Rejection, Status};
 use crate::saga::{Chain, LimitReservation, Payout};
 
-/// The call whose keys are remembered.
+/// Name of the call under which answers are stored (D50).
 const SET_BLOCK: &str = "SetRedemptionBlock";
 
 impl Service {
-    /// Blocks a redemption, or lets it continue.
+    /// Blocks a redemption, or clears it so that it continues.
     ///
     /// # Errors
-    /// `OperationState` once the bank has the money, and while a refund is under way.
+    /// `OperationState` once the bank has the payout or the limit is refused, and during a refund.
     pub async fn set_redemption_block(
         &self,
         meta: &RequestMeta,
@@ -23,7 +23,7 @@ impl Service {
         reason: &str,
     ) -> Result<OperationResult, Error> {
         let lock = self.object_locks.lock(operation_id).await;
-        if let Some(answered) = self.repeat(meta, SET_BLOCK).await? {
+        if let Some(answered) = self.stored_answer(meta, SET_BLOCK).await? {
             return Ok(OperationResult {
                 operation: self.redemption(&answered).await?,
                 replayed: true,
@@ -60,7 +60,7 @@ impl Service {
         tx.commit().await?;
         drop(lock);
         if is_change && !blocked {
-            // A receipt may have arrived while it was blocked.
+            // A receipt may have arrived during the block.
             if let Some(tx_hash) = &operation.tx_hash {
                 self.on_receipt(tx_hash).await?;
             }
@@ -72,11 +72,11 @@ impl Service {
         })
     }
 
-    /// Ends a blocked redemption as REFUNDED: what it has done is undone, step by step. If the bank
-    /// turns out to have the payout, it continues instead.
+    /// Refunds a blocked redemption: undoes its completed steps and ends it as REFUNDED. If the
+    /// bank already has the payout, the redemption continues instead.
     ///
     /// # Errors
-    /// `OperationState` unless it is BLOCKED or refunded already.
+    /// `OperationState` unless the redemption is BLOCKED or its refund was ordered before.
     pub async fn refund_redemption(
         &self,
         meta: &RequestMeta,
@@ -101,8 +101,8 @@ impl Service {
         })
     }
 
-    /// Looks for a burn that was sent without its record, before it counts as never sent. After
-    /// that none is sent: the refund is recorded.
+    /// Looks up a burn that was submitted without its record. If there is none, none follows: the
+    /// recorded refund excludes a later burn.
     pub(super) async fn find_burn(&self, operation: &mut Operation) -> Result<(), Error> {
         let key = format!("op:{}", operation.operation_id);
         operation.progress.chain = match self.chain.submission(&key).await? {
@@ -116,7 +116,7 @@ impl Service {
         self.repo.save_operation(operation).await
     }
 
-    /// The bank has the payout: the redemption continues as if it had not been stopped.
+    /// Continues a redemption whose payout the bank has, as if it had not been blocked.
     pub(super) async fn abandon_refund(&self, operation: &mut Operation) -> Result<(), Error> {
         tracing::error!(
             operation_id = operation.operation_id,
@@ -164,6 +164,8 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
+    /// # Errors
+    /// `OperationNotFound`; `OperationState` if the operation is no redemption of CFA-RUB.
     async fn redemption(&self, operation_id: &str) -> Result<Operation, Error> {
         let found = self.repo.operation(operation_id).await?;
         let operation = found.ok_or(Refusal::OperationNotFound)?;

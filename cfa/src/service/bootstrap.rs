@@ -1,8 +1,8 @@
 //! Deploys the contracts shared by all instruments on the first start, and registers CFA-RUB.
 //!
-//! Every transaction has a fixed key in the submission queue, so that a restart continues the
-//! deployment. The service stores the addresses: a replaced chain is detected at startup, not by a
-//! failing redemption.
+//! Every transaction has a fixed idempotency key, so a restart continues the deployment. The
+//! service stores the addresses, so a replaced chain is detected at startup and not by a failing
+//! redemption.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn deploy(chain: &Connector, name: &str, action: &Action) -> Result<Addres
     Ok(submitted.contract.expect("a deployment has an address"))
 }
 
-/// Deploys the missing contracts and waits for their receipts.
+/// Returns the stored contracts, or deploys them and waits until they are in blocks.
 pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Error> {
     if let Some(text) = repo.setting(SETTING).await? {
         let stored: Stored =
@@ -104,12 +104,12 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
             )
             .await?;
     }
-    let house = Action::RegisterIdentities {
+    let system_accounts = Action::RegisterIdentities {
         registry,
         accounts: vec![fee_account, Address::of_user(REDEMPTION_ACCOUNT)],
     };
     let last = chain
-        .submit("bootstrap:house-accounts", &house.call())
+        .submit("bootstrap:house-accounts", &system_accounts.call())
         .await?;
     let receipt = chain
         .wait_receipt(&last.tx_hash, DEPLOY_TIMEOUT)
@@ -121,11 +121,11 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
         settlement,
         redemption,
     };
-    let stands = receipt.status == ReceiptStatus::Success
+    let is_complete = receipt.status == ReceiptStatus::Success
         && chain.is_agent(&money, &settlement).await?
         && chain.is_agent(&money, &redemption).await?
         && chain.is_verified(&registry, &fee_account).await?;
-    if !stands {
+    if !is_complete {
         return Err(
             ChainError::Refused("the platform's contracts could not be deployed".into()).into(),
         );
@@ -137,14 +137,15 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
     Ok(contracts)
 }
 
-/// Registers CFA-RUB as an instrument on the first start (R023), and the system accounts as users.
+/// Stores the addresses of the system accounts, and on the first start CFA-RUB as an instrument
+/// (R023).
 pub async fn money_instrument(
     repo: &Repo,
     contracts: &Contracts,
     now_us: i64,
 ) -> Result<(), Error> {
-    for house in [FEES, REDEMPTION_ACCOUNT] {
-        repo.note_address(house, &Address::of_user(house).to_string(), now_us)
+    for account in [FEES, REDEMPTION_ACCOUNT] {
+        repo.store_address(account, &Address::of_user(account).to_string(), now_us)
             .await?;
     }
     repo.mark_registered(&[FEES, REDEMPTION_ACCOUNT]).await?;

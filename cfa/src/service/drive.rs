@@ -1,8 +1,8 @@
 //! Executes the steps of an operation until it waits for an event or ends.
 //!
-//! One worker at a time per operation. A step is executed first and its progress stored after. A
-//! crash between the two repeats the step, which is safe: calls to ledger and payments have keys
-//! derived from the operation, chain submissions have its id.
+//! One worker at a time drives an operation. The progress of a step is stored after its execution,
+//! so a crash between the two repeats the step. This is safe, because the keys of ledger
+//! operations, payouts and chain submissions derive from the operation's id.
 
 use std::time::Duration;
 
@@ -27,10 +27,10 @@ use chain::{Action, Address, ChainError, ReceiptStatus, TxHash};
 /// Longest wait for a mint-back before the next sweep checks again.
 const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
-/// Limit reservations ended per sweep.
+/// Limit of reservations that a sweep ends.
 const LIMITS_PER_SWEEP: i64 = 500;
 const REFUNDED_MESSAGE: &str = "Redemption was refunded";
-/// Reason in the ledger of undoing an operation whose limit is used up.
+/// Reason that the ledger records when a refused limit undoes an operation.
 const LIMIT_REFUSED: &str = "Limit refused";
 
 impl Service {
@@ -48,7 +48,7 @@ impl Service {
 
     /// Like `drive`; the caller holds the operation's lock.
     async fn drive_held(&self, mut operation: Operation) -> Result<Operation, Error> {
-        // a batch drives its trades, a redemption the holders of its issue
+        // A batch drives its trades, and an issue's redemption drives its holders' operations.
         while !operation.status.is_terminal()
             && !matches!(operation.flow, Flow::Trade | Flow::Maturity)
         {
@@ -80,14 +80,15 @@ impl Service {
     pub(super) async fn drive_best_effort(&self, operation: Operation) -> Result<Operation, Error> {
         match self.drive(&operation.operation_id).await {
             Ok(operation) => Ok(operation),
-            // trading money is not available yet and nothing was done: the caller retries
+            // Trading money is not available yet and the operation has no effect: the caller
+            // retries.
             Err(error @ Error::Unavailable(MARKET)) => {
                 let _lock = self.object_locks.lock(&operation.operation_id).await;
-                if self.take_back(&operation).await? {
+                if self.delete_unexecuted(&operation).await? {
                     return Err(error);
                 }
-                let gone_on = self.repo.operation(&operation.operation_id).await?;
-                gone_on.ok_or(error)
+                let advanced = self.repo.operation(&operation.operation_id).await?;
+                advanced.ok_or(error)
             }
             Err(error)
                 if error.is_transient()
@@ -128,10 +129,10 @@ impl Service {
             Ok(()) => {}
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
-                self.take_back(operation).await?;
-                // a user who never had any units has no sub-account; the text is the same
-                let nothing = error.is_for("SUB_ACCOUNT_NOT_FOUND");
-                return Err(if nothing {
+                self.delete_unexecuted(operation).await?;
+                // A user without any units yet has no sub-account, but gets the same refusal.
+                let has_no_account = error.has_reason("SUB_ACCOUNT_NOT_FOUND");
+                return Err(if has_no_account {
                     Refusal::InsufficientBalance.into()
                 } else {
                     error
@@ -143,25 +144,25 @@ impl Service {
         self.repo.save_operation(operation).await
     }
 
-    /// Deletes an operation without effects; false if it has advanced meanwhile.
-    async fn take_back(&self, operation: &Operation) -> Result<bool, Error> {
+    /// Deletes an operation that has no effect yet. False if it has advanced meanwhile.
+    async fn delete_unexecuted(&self, operation: &Operation) -> Result<bool, Error> {
         let mut tx = self.repo.begin().await?;
-        let taken = self
+        let deleted = self
             .repo
             .delete_created_operation_in_tx(&mut tx, &operation.operation_id)
             .await?;
-        if taken && operation.flow == Flow::IssueInvestment {
+        if deleted && operation.flow == Flow::IssueInvestment {
             self.restore_subscription_in_tx(&mut tx, operation).await?;
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
                 .await?;
         }
         tx.commit().await?;
-        Ok(taken)
+        Ok(deleted)
     }
 
-    /// Reserves the amount in the user's day limit (T24). CheckLimits was asked before; this answer
-    /// decides, because it also counts what other operations have reserved meanwhile.
+    /// Reserves the amount in the user's day limit (T24). This answer decides, not that of
+    /// CheckLimits before: it also counts what other operations have reserved meanwhile.
     async fn reserve_limit(&self, operation: &mut Operation) -> Result<(), Error> {
         operation.rejection = self.peers.reserve_limit(operation).await?;
         operation.progress.limit = match operation.rejection {
@@ -175,8 +176,8 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Confirms or cancels the oldest reservations of operations that have ended. Only the sweep
-    /// calls it: no operation waits for identity once it is done.
+    /// Confirms or cancels the oldest reservations of ended operations. Only the sweep calls this,
+    /// so the end of an operation does not wait for identity.
     pub(super) async fn end_limits(&self) -> Result<(), Error> {
         let operations = self.repo.unended_limits(LIMITS_PER_SWEEP).await?;
         let open = operations.len();
@@ -189,12 +190,16 @@ impl Service {
         for (operation_id, answer) in answers {
             match answer {
                 Ok(()) => ended.push(operation_id),
-                // Identity has lost it, or has ended it otherwise: nothing is left to end.
+                // Identity has no open reservation with this id.
                 Err(error)
                     if error.is_not_found()
                         || error.reason().as_deref() == Some("RESERVATION_ENDED") =>
                 {
-                    tracing::error!(operation_id, error = error.describe(), "limit reservation");
+                    tracing::error!(
+                        operation_id,
+                        error = error.describe(),
+                        "limit reservation is unknown to identity or already ended"
+                    );
                     ended.push(operation_id);
                 }
                 Err(error) => failing = Some(error.describe()),
@@ -202,7 +207,7 @@ impl Service {
         }
         self.repo.end_limits(&ended).await?;
         let left = open - ended.len();
-        let reason = failing.map(|reason| format!("{left} cannot be ended: {reason}"));
+        let reason = failing.map(|reason| format!("{left} reservations cannot be ended: {reason}"));
         self.health.set("limit reservations", reason.as_deref());
         Ok(())
     }
@@ -231,7 +236,7 @@ impl Service {
         match operation.flow {
             Flow::IssueInvestment => {
                 if operation.payment_minor > 0 {
-                    postings.extend(sale(operation, &instrument.issuer_id)?);
+                    postings.extend(payment_postings(operation, &instrument.issuer_id)?);
                 }
                 postings.push(units(
                     reserve,
@@ -268,7 +273,7 @@ impl Service {
         Ok(peers::operation(id, kind, &operation.user_id, postings))
     }
 
-    /// The operation's chain action, and the users that it needs on the allow-list.
+    /// The operation's chain action, and the users that must be on the allow-list for it.
     fn action(
         &self,
         operation: &Operation,
@@ -340,11 +345,12 @@ impl Service {
                 )
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is not driven alone", flow.as_str())
+                unreachable!("{} is driven by its batch or redemption", flow.as_str())
             }
         })
     }
 
+    /// Submits the chain transaction. Counts a refusal of the node as an attempt.
     async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
         let instrument = self.require_instrument(&operation.instrument_id).await?;
         let (action, users) = self.action(operation, &instrument)?;
@@ -377,8 +383,8 @@ impl Service {
                 }
                 Ok(tx.commit().await?)
             }
-            // Too little gas, no coins, another nonce expected: an operator can fix it, so it is
-            // retried a limited number of times.
+            // Too little gas, no coins, or another nonce expected. An operator can fix these, so
+            // the submission is retried a limited number of times.
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 operation.attempts += 1;
                 tracing::error!(
@@ -395,9 +401,9 @@ impl Service {
                 self.repo.save_operation(operation).await?;
                 Err(ChainError::Refused(reason).into())
             }
-            // No attempt can succeed: another user has the address (T14).
+            // Another user has the address, so no retry can succeed (T14).
             Err(error @ Error::Refused(Refusal::AddressTaken)) => {
-                tracing::error!(operation_id = operation.operation_id, %error, "cannot be sent");
+                tracing::error!(operation_id = operation.operation_id, %error, "operation cannot be sent to the chain");
                 operation.progress.chain = Chain::Refused;
                 self.save(operation).await
             }
@@ -405,7 +411,7 @@ impl Service {
         }
     }
 
-    /// Records the payout at payments, which holds it until the burn (T06).
+    /// Records the payout at payments. It is released only after the burn (T06).
     async fn start_payout(&self, operation: &mut Operation) -> Result<(), Error> {
         let profile = self
             .peers
@@ -435,8 +441,8 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Releases the payout. A refusal is retried, since payments may see the burn later. After
-    /// `submit_attempts_max` refusals `report_releases` counts the payout.
+    /// Releases the payout. A refusal is retried, because payments may see the burn later. After
+    /// `submit_attempts_max` refusals `report_releases` reports the payout.
     async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
         let context = caused_by(&operation.correlation_id);
         let payments = &self.peers.payments;
@@ -467,7 +473,7 @@ impl Service {
         operation.progress.payout = match cancelled.await? {
             None | Some(PaymentStatus::Failed | PaymentStatus::Expired) => Payout::Cancelled,
             status if !operation.progress.refunding => {
-                // Payments releases nothing before a successful burn.
+                // The burn has failed, so payments cannot have released the payout.
                 let id = &operation.operation_id;
                 let status = status.map_or("?", PaymentStatus::as_str);
                 return Err(Error::Damaged(format!("payout of {id} is {status}")));
@@ -491,6 +497,7 @@ impl Service {
         Ok(())
     }
 
+    /// Consumes the hold, or finalizes the ledger operation.
     async fn settle_gate(&self, operation: &mut Operation) -> Result<(), Error> {
         if operation.flow == Flow::RedeemRub {
             let hold_id = peers::hold_id(operation.hold_id.as_deref())?;
@@ -513,7 +520,7 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Returns burned tokens (T09): a compensation, not an issuance. The saga asks for it only
+    /// Mints burned tokens back (T09): a compensation, not an issuance. The saga requests this only
     /// after a final burn (T07).
     async fn mint_back(&self, operation: &mut Operation) -> Result<(), Error> {
         assert_eq!(
@@ -543,7 +550,7 @@ impl Service {
             }
             ReceiptStatus::Reverted => {
                 operation.attempts += 1;
-                // Keeps `updated_at`, as in `send_chain`.
+                // Keeps `updated_at`, as `send_chain` does.
                 self.repo.save_operation(operation).await?;
                 tracing::error!(operation_id = operation.operation_id,
                     tx_hash = %receipt.tx_hash, severity = "critical", "mint-back reverted, retrying");
@@ -553,6 +560,7 @@ impl Service {
         self.save(operation).await
     }
 
+    /// Releases the hold, or reverses the ledger operation.
     async fn undo(&self, operation: &mut Operation) -> Result<(), Error> {
         if operation.flow == Flow::RedeemRub {
             let reason = match operation.progress.chain {
@@ -579,18 +587,19 @@ impl Service {
         self.save(operation).await
     }
 
+    /// Stores the end of an operation with its effects, events and audit record.
     async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
         let before = operation.status.as_str();
         let now_us = self.now_us();
         let failed = |message: &str| Some((Rejection::IntegrationError, message.to_owned()));
         let (status, rejection) = match end {
             End::Finalized => (Status::Finalized, None),
-            // the reason of the block stays
+            // Keeps the reason of the block.
             End::Refunded => (Status::Refunded, operation.rejection.take()),
-            // stored with the refusal
+            // `reserve_limit` has stored the rejection.
             End::LimitRefused => (Status::Rejected, operation.rejection.take()),
             End::Reverted => (Status::Rejected, failed(REVERTED_MESSAGE)),
-            // the deposit was not used: it can be issued again or refunded (T24)
+            // The deposit can be issued again or refunded (T24).
             End::Refused if operation.flow == Flow::IssueRub => {
                 (Status::Rejected, failed(REFUSED_MESSAGE))
             }
@@ -599,7 +608,7 @@ impl Service {
         };
         assert_eq!(status == Status::Finalized, rejection.is_none(), "{end:?}");
         let message = match end {
-            // the reason of the block is not published
+            // The reason of the block is not published.
             End::Refunded => Some(REFUNDED_MESSAGE.to_owned()),
             _ => rejection.as_ref().map(|(_, message)| message.clone()),
         };
@@ -607,17 +616,18 @@ impl Service {
         operation.set_status(status, now_us);
         operation.rejection = rejection;
         let mut tx = self.repo.begin().await?;
-        let (noun, mut events) = self.conclude_in_tx(&mut tx, operation, message).await?;
-        let action = format!("{noun}.{}", operation.status.as_str().to_lowercase());
+        let (subject, mut events) = self.conclude_in_tx(&mut tx, operation, message).await?;
+        let action = format!("{subject}.{}", operation.status.as_str().to_lowercase());
         events.push(publish::audit_operation(operation, &action, before));
         self.repo.save_operation_in_tx(&mut tx, operation).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
-        count(operation);
+        count_ended(operation);
         Ok(())
     }
 
-    /// What the end of an operation does besides: its event, the units and the deposit it frees.
+    /// Applies the other effects of an operation's end: returned units and a suspended deposit.
+    /// Returns the first part of the audit action, and the events.
     async fn conclude_in_tx(
         &self,
         tx: &mut Tx,
@@ -625,7 +635,7 @@ impl Service {
         message: Option<&str>,
     ) -> Result<(&'static str, Vec<Event>), Error> {
         let mut events = Vec::new();
-        let noun = match operation.flow {
+        let subject = match operation.flow {
             Flow::IssueRub | Flow::IssueInvestment => {
                 events.push(match message {
                     None => publish::issued(operation),
@@ -662,13 +672,13 @@ impl Service {
                 "transfer"
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is not driven alone", flow.as_str())
+                unreachable!("{} is driven by its batch or redemption", flow.as_str())
             }
         };
-        Ok((noun, events))
+        Ok((subject, events))
     }
 
-    /// Applies a receipt and drives the operations that wait for it. Ignores unknown hashes.
+    /// Applies the receipt of a transaction and drives its operations. Ignores unknown hashes.
     pub async fn on_receipt(&self, tx_hash: &str) -> Result<(), Error> {
         let hash: TxHash = tx_hash
             .parse()
@@ -728,8 +738,8 @@ pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> Sus
     }
 }
 
-/// Metrics of an ended operation (specification 1.6, T39).
-pub(super) fn count(operation: &Operation) {
+/// Counts an ended operation in the metrics (specification 1.6, T39).
+pub(super) fn count_ended(operation: &Operation) {
     let kind = operation.flow.as_str();
     let status = operation.status.as_str();
     let seconds = (operation.updated_at_us - operation.created_at_us).max(0) as f64 / 1e6;
@@ -753,7 +763,7 @@ pub(super) fn count(operation: &Operation) {
     }
 }
 
-/// Earlier versions recorded transfers that the receiver paid for without an own call.
+/// Refuses a transfer with a payment: earlier versions recorded them without a call of the payer.
 fn require_unpaid(transfer: &Operation) -> Result<(), Error> {
     if transfer.payment_minor == 0 && transfer.fee_minor == 0 {
         return Ok(());
@@ -764,9 +774,12 @@ fn require_unpaid(transfer: &Operation) -> Result<(), Error> {
     )))
 }
 
-/// An investor's payment for an issue, out of the hold of the subscription. An issue without one
-/// was recorded before subscriptions: it is taken back, since it has no effect yet.
-fn sale(operation: &Operation, issuer_id: &str) -> Result<[Posting; 2], Error> {
+/// The postings of an investor's payment for an issue, out of the subscription's hold.
+///
+/// # Errors
+/// `NotSubscribed` for an issue that was recorded before subscriptions existed. It has no effect
+/// yet, so the caller deletes it.
+fn payment_postings(operation: &Operation, issuer_id: &str) -> Result<[Posting; 2], Error> {
     let hold = operation.hold_id.as_deref().ok_or(Refusal::NotSubscribed)?;
     let hold = Some(peers::hold_id(Some(hold))?);
     let payment = |debit, credit, hold, unsettled| Posting {
@@ -776,9 +789,14 @@ fn sale(operation: &Operation, issuer_id: &str) -> Result<[Posting; 2], Error> {
         hold,
         unsettled,
     };
-    let (of, pass) = (subaccount::of_user, subaccount::reserve(CFA_RUB));
+    let (of, reserve) = (subaccount::of_user, subaccount::reserve(CFA_RUB));
     Ok([
-        payment(of(&operation.user_id, CFA_RUB), pass.clone(), hold, false),
-        payment(pass, of(issuer_id, CFA_RUB), None, true),
+        payment(
+            of(&operation.user_id, CFA_RUB),
+            reserve.clone(),
+            hold,
+            false,
+        ),
+        payment(reserve, of(issuer_id, CFA_RUB), None, true),
     ])
 }

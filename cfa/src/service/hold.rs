@@ -1,7 +1,7 @@
 //! The hold of a redemption, covered from undrawn trading money if necessary (`design.md` 4).
 //!
-//! Trading money that no order has drawn is redeemable. A shortage of available money is taken from
-//! it first; only then `Insufficient balance` is returned.
+//! Trading money that no order has drawn is redeemable. It covers a shortage of available money.
+//! `Insufficient balance` is returned only if it does not suffice.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::error::Error;
 use crate::model::{CFA_RUB_DECIMALS, Operation};
 use crate::peers::{MARKET, SOURCE};
 
-/// The market may respond before the ledger has returned the money: number of retries of the hold,
-/// and the pause between them.
-const TRIES: u32 = 20;
+/// Retries of the hold after the market's response: the ledger may return the money later.
+const HOLD_RETRIES: u32 = 20;
+/// Pause between two retries.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Service {
     /// Creates the hold, or finds the existing one.
     ///
     /// # Errors
-    /// The ledger's refusal; for `Insufficient balance` with the trading money in its metadata.
-    /// `Unavailable` of the market if it does not respond, or the ledger has not returned the money
-    /// yet.
+    /// The ledger's refusal. `Insufficient balance` has the user's trading money in its metadata.
+    /// `Unavailable` of the market if it does not respond, or if the ledger has not returned the
+    /// money after all retries.
     pub(super) async fn hold_redemption(
         &self,
         operation: &Operation,
@@ -53,14 +53,14 @@ impl Service {
             let market = &self.peers.market;
             match market.set_undrawn(&context, &key, hold.hold_id, rest).await {
                 Ok(()) => {}
-                // Orders drew it meanwhile, or the hold was closed.
+                // Orders have drawn the money meanwhile, or the hold is closed.
                 Err(CallError::Refused(_)) => return Err(with_trading(shortage, Some(hold))),
                 Err(error) => return Err(error.into()),
             }
         } else if missing > 0 {
             return Err(with_trading(shortage, trading.as_ref()));
         }
-        for _ in 0..TRIES {
+        for _ in 0..HOLD_RETRIES {
             match self.create_redemption_hold(operation, hold_id).await {
                 Err(error) if error.is_insufficient() => tokio::time::sleep(PAUSE).await,
                 other => return other,
@@ -90,7 +90,7 @@ impl Service {
     }
 }
 
-/// Adds trading's part of the held money to the ledger's metadata.
+/// Adds the undrawn and drawn trading money to the metadata of the ledger's refusal.
 fn with_trading(mut shortage: Error, trading: Option<&TradingHold>) -> Error {
     if let Error::Peer(status) = &mut shortage
         && let Some(mut info) = status.get_details_error_info()

@@ -1,5 +1,5 @@
-//! Life cycle of an issue: registered with its own contract, changed, halted, matured
-//! (specification 1.1, 2.3, 4.1; D07, T32).
+//! Life cycle of an issue: registration with its token contract, changes, halts (specification 1.1,
+//! 2.3, 4.1; D07, T32).
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use chain::{Action, Address, ReceiptStatus};
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
-/// The call whose keys are remembered.
+/// Name of the call under which answers are stored (D50).
 const UPDATE: &str = "UpdateInstrument";
 
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub struct NewInstrument {
     pub kind: InstrumentType,
     pub decimals: u8,
     pub issuer_id: String,
-    /// Empty: deploy one.
+    /// Empty: the service deploys a contract.
     pub contract_address: String,
     pub currency_code: String,
     pub issue_limit: Option<Decimal>,
@@ -55,8 +55,8 @@ pub struct InstrumentChange {
 }
 
 impl Service {
-    /// Registers an issue, and deploys its token or adopts the contract at the given address. It is
-    /// ACTIVE as soon as the contract is deployed. True for a repeat.
+    /// Registers an issue, and deploys its token or adopts the contract at the given address. The
+    /// issue is ACTIVE as soon as the contract is deployed, else DRAFT. True for a repeat.
     pub async fn register_instrument(
         &self,
         meta: &RequestMeta,
@@ -64,7 +64,7 @@ impl Service {
     ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
         let key = &meta.idempotency_key;
-        let instrument = check(&request, instrument_id, key, self.now_us());
+        let instrument = draft_of(&request, instrument_id, key, self.now_us());
         let known = self.repo.instrument_by_key(&request.issuer_id, key);
         if let Some(known) = known.await? {
             let is_same = |asked: &Instrument| is_same_issue(&known, asked);
@@ -114,8 +114,8 @@ impl Service {
         }
     }
 
-    /// Activates a DRAFT: orders and awaits its contract, publishes the event. Ignores other
-    /// statuses.
+    /// Activates a DRAFT: deploys its contract, if it has none, and publishes the event. Ignores
+    /// other statuses.
     pub(super) async fn complete_instrument(
         &self,
         instrument: Instrument,
@@ -128,7 +128,7 @@ impl Service {
         let issuer = instrument.issuer_id.as_str();
         self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
-        // An adopted contract may have moved units before.
+        // An adopted contract may have transfers from any block.
         let mut from_block = 0;
         if instrument.contract_address.is_empty() {
             let action = Action::DeployToken {
@@ -152,7 +152,7 @@ impl Service {
             .save_instrument_in_tx(&mut tx, &instrument)
             .await?;
         self.repo
-            .note_token_in_tx(&mut tx, &instrument.contract_address, from_block)
+            .add_token_in_tx(&mut tx, &instrument.contract_address, from_block)
             .await?;
         let events = [
             publish::instrument_registered(&instrument, &instrument.idempotency_key),
@@ -172,7 +172,7 @@ impl Service {
         Ok(instrument)
     }
 
-    /// Deploys the token and returns its address and block; `None` until it is in a block. A
+    /// Deploys the token and returns its address and block. `None` until it is in a block. A
     /// reverted deployment is retried under another key, a limited number of times.
     async fn deploy(
         &self,
@@ -215,14 +215,15 @@ impl Service {
         }
     }
 
-    /// T32: checks code, decimals and symbol at the address, and that our contracts are its agents.
+    /// Checks code, decimals and symbol at the address, and that the platform's operator and
+    /// contracts are its agents (T32).
     async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
         })?;
         let unfit = |why: &str| Error::from(Refusal::ContractUnfit(why.to_owned()));
         if !self.chain.has_code(&address).await? {
-            return Err(unfit("no code there"));
+            return Err(unfit("no code at the address"));
         }
         let metadata = self
             .chain
@@ -249,7 +250,7 @@ impl Service {
         Ok(())
     }
 
-    /// Changes an issue, once per key; true for a repeat.
+    /// Changes an issue, once per key. True for a repeat.
     pub async fn update_instrument(
         &self,
         meta: &RequestMeta,
@@ -257,7 +258,7 @@ impl Service {
         change: InstrumentChange,
     ) -> Result<(Instrument, bool), Error> {
         let _lock = self.object_locks.lock(instrument_id).await;
-        if let Some(changed) = self.repeat(meta, UPDATE).await? {
+        if let Some(changed) = self.stored_answer(meta, UPDATE).await? {
             return Ok((self.require_instrument(&changed).await?, true));
         }
         let before = self.require_instrument(instrument_id).await?;
@@ -289,7 +290,7 @@ impl Service {
         Ok((instrument, false))
     }
 
-    /// The instrument with a change, if it is allowed.
+    /// Applies a change to a copy of the instrument, if it is allowed.
     async fn changed(
         &self,
         before: &Instrument,
@@ -299,15 +300,16 @@ impl Service {
         if let Some(status) = change.status
             && status != instrument.status
         {
-            // DRAFT becomes active by its contract and an issue ends by redemption; all other moves
-            // are by hand.
-            let by_hand = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
+            // A deployment activates a DRAFT and a redemption ends an issue. Callers make all other
+            // transitions.
+            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
                 && instrument.status != InstrumentStatus::Draft;
-            if !by_hand || !instrument.status.may_become(status) {
+            if !is_manual || !instrument.status.may_become(status) {
                 return Err(Refusal::OperationState.into());
             }
             if status == InstrumentStatus::Active {
-                self.require_sound(&instrument.contract_address).await?;
+                self.require_not_quarantined(&instrument.contract_address)
+                    .await?;
             }
             instrument.status = status;
         }
@@ -324,7 +326,7 @@ impl Service {
         instrument.price_band_high = change.price_band_high.or(instrument.price_band_high);
         check_band(instrument.price_band_low, instrument.price_band_high)?;
         if let Some(matures_at_us) = change.matures_at_us {
-            // An issue past its maturity is redeemed at once.
+            // The sweep redeems an issue past its maturity at once.
             if matures_at_us <= self.clock.now_us() {
                 return Err(Refusal::field("matures_at", "must be in the future").into());
             }
@@ -333,7 +335,8 @@ impl Service {
         instrument.name = change.name.unwrap_or(instrument.name);
         instrument.document_hash = change.document_hash.unwrap_or(instrument.document_hash);
         instrument.document_uri = change.document_uri.unwrap_or(instrument.document_uri);
-        // Only what changes: an issue from before a rule can still be halted.
+        // Only changed terms are checked, so an issue that is older than a rule can still be
+        // halted.
         check_name(&instrument.name)?;
         let band = |of: &Instrument| (of.price_band_low, of.price_band_high);
         if band(&instrument) != band(before) {
@@ -364,7 +367,7 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
     }
 }
 
-/// The address in lower case; empty if none is given.
+/// Parses an optional address and returns its canonical text; empty if none is given.
 fn contract_address(given: &str) -> Result<String, Refusal> {
     if given.is_empty() {
         return Ok(String::new());
@@ -378,8 +381,8 @@ fn contract_address(given: &str) -> Result<String, Refusal> {
     }
 }
 
-/// Checks of the request that need no other service.
-fn check(
+/// Checks the request without other services and builds the DRAFT.
+fn draft_of(
     request: &NewInstrument,
     instrument_id: String,
     key: &str,
@@ -483,7 +486,7 @@ fn check(
     Ok(instrument)
 }
 
-/// Whether two registrations agree in what no change alters.
+/// Whether two registrations agree in the terms that UpdateInstrument cannot change.
 fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
     let terms = |of: &Instrument| {
         (
@@ -502,7 +505,7 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     }
 }
 
-/// The market's own rule: the registry lists nothing that cannot be traded (D49).
+/// Applies the market's rules, so the registry lists no instrument that cannot be traded (D49).
 fn check_tradable(instrument: &Instrument) -> Result<(), Refusal> {
     let id = InstrumentId::new(&instrument.instrument_id);
     let id = id.map_err(|error| Refusal::field("symbol", error.to_string()))?;
@@ -522,8 +525,8 @@ fn check_tradable(instrument: &Instrument) -> Result<(), Refusal> {
     })
 }
 
-/// Dates are in order, and what the issue promises can be paid: something for each lot, and no more
-/// than a number of kopecks for the whole issue (D49).
+/// Checks that the dates are in order and that the issue can be paid: at least a kopeck per lot,
+/// and for the whole issue a number of kopecks that fits 64 bits (D49).
 fn check_terms(instrument: &Instrument) -> Result<(), Refusal> {
     let (issued_at, matures_at) = (instrument.issued_at_us, instrument.matures_at_us);
     if issued_at.is_some() && matures_at.is_some() && issued_at >= matures_at {

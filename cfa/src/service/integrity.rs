@@ -24,7 +24,8 @@ pub struct Integrity {
 }
 
 impl Service {
-    /// Hashes the block's canonical header and compares, ignoring case and `0x`.
+    /// Hashes the block's canonical header and compares the hash with `given`, ignoring case and
+    /// `0x`.
     pub async fn check_integrity(
         &self,
         block_number: u64,
@@ -65,7 +66,7 @@ impl Service {
         })
     }
 
-    /// Total supply, and a block at or after which it was read.
+    /// Total supply, and the chain head before it was read.
     pub async fn supply(&self, instrument_id: &str) -> Result<(Decimal, u64), Error> {
         let instrument = self.require_instrument(instrument_id).await?;
         if instrument.contract_address.is_empty() {

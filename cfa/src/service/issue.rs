@@ -5,18 +5,17 @@ use service_clients::{OperationType, PaymentStatus, caused_by};
 use types::{Decimal, Minor};
 use uuid::Uuid;
 
-use super::drive::{count, suspended};
+use super::drive::{count_ended, suspended};
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit,
-    unfit_rejection,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit, user_rejection,
 };
 use crate::repo::Inserted;
 
-/// The call whose keys are remembered.
+/// Name of the call under which answers are stored (D50).
 const RESOLVE: &str = "ResolveSuspendedDeposit";
 
 /// `refund-<payment>` refunds a deposit; `refund-<payment>:<n>` is a retry.
@@ -35,12 +34,12 @@ pub struct IssueInvestment {
 
 impl Service {
     /// Mints CFA-RUB for a deposit that payments has received (`design.md` 10). A refusal by limit,
-    /// KYC or sanctions makes a REJECTED operation and suspends the deposit. `delivered` is the
-    /// event that caused the call; its inbox row is written with the operation.
+    /// KYC or sanctions is stored as a REJECTED operation and suspends the deposit. `delivered` is
+    /// the event that caused the call. Its inbox row is written with the operation.
     ///
     /// # Errors
-    /// `PaymentUnpaid` unless payments has the deposit as paid by the same user in the same amount;
-    /// nothing is stored then. `Unavailable` while payments does not answer.
+    /// `PaymentUnpaid` unless payments has the deposit as paid by the same user in the same amount.
+    /// `Unavailable` while payments does not answer. Nothing is stored in either case.
     pub async fn issue_rub(
         &self,
         meta: &RequestMeta,
@@ -84,7 +83,7 @@ impl Service {
         }
         failpoint::reach(failpoint::ISSUE_RECORDED);
         if operation.status == Status::Rejected {
-            count(&operation);
+            count_ended(&operation);
         } else {
             operation = self.drive_best_effort(operation).await?;
         }
@@ -94,8 +93,8 @@ impl Service {
         })
     }
 
-    /// Why a deposit is refused, if it is. The payment is proven before anything is decided about
-    /// its money; only an unknown user is reported first.
+    /// The rejection of a deposit, if there is one. The payment is verified before the deposit is
+    /// rejected. Only a call (not an event) for an unknown user is refused before.
     async fn assess_deposit(
         &self,
         operation: &Operation,
@@ -105,7 +104,7 @@ impl Service {
         let (user_id, payment_id) = (&operation.user_id, &operation.external_ref);
         let profile = self.peers.profile(&operation.correlation_id, user_id).await;
         let is_known = match profile {
-            // The money has arrived: it must not be lost in an error.
+            // The money has arrived, so the event must not be refused.
             Err(Error::Refused(Refusal::UserNotFound)) if is_delivered => false,
             profile => profile.map(|_| true)?,
         };
@@ -116,7 +115,7 @@ impl Service {
             .await?
         {
             Some(PaymentStatus::Success) => {}
-            // The event was delivered again after the refund.
+            // The event was redelivered after the refund.
             Some(PaymentStatus::Refunded) if is_delivered => {
                 return Err(Refusal::DepositResolved.into());
             }
@@ -137,8 +136,8 @@ impl Service {
         Ok(hit.await?.map(|reason| (Rejection::SanctionsHit, reason)))
     }
 
-    /// Stores an assessed deposit: its operation, what that does to a suspended deposit, the audit
-    /// record of a refusal. Returns the stored operation instead if there is one.
+    /// Stores an assessed deposit: its operation, the change of a suspended deposit, and the audit
+    /// record of a rejection. If the operation is stored already, returns the stored one.
     async fn record_issue(
         &self,
         operation: &Operation,
@@ -154,7 +153,7 @@ impl Service {
         if let Inserted::Exists(stored) =
             self.repo.insert_operation_in_tx(&mut tx, operation).await?
         {
-            let started = taken(*stored, operation)?;
+            let started = existing(*stored, operation)?;
             tx.commit().await?;
             return Ok(Some(started));
         }
@@ -176,10 +175,10 @@ impl Service {
         Ok(None)
     }
 
-    /// Checks that a refused deposit is not refunded too. The caller holds the deposit's lock.
+    /// Checks that a suspended deposit is not refunded. The caller holds the deposit's lock.
     ///
     /// # Errors
-    /// `DepositResolved` if it was refunded or a refund is open; `ReferenceTaken` if it belongs to
+    /// `DepositResolved` if it is refunded or a refund is open. `ReferenceTaken` if it belongs to
     /// another user.
     async fn check_undecided(&self, operation: &Operation) -> Result<(), Error> {
         let payment_id = &operation.external_ref;
@@ -189,18 +188,18 @@ impl Service {
         if deposit.user_id != operation.user_id {
             return Err(Refusal::ReferenceTaken.into());
         }
-        let acted = self
+        let issued = self
             .repo
             .operation_by_reference(OperationType::Issuance, payment_id)
             .await?;
-        // Issued already: the insert returns that operation.
-        if acted.is_some() {
+        // The deposit is issued already: the insert returns that operation.
+        if issued.is_some() {
             return Ok(());
         }
         if deposit.resolved {
             return Err(Refusal::DepositResolved.into());
         }
-        // A started refund must be finished.
+        // An open refund excludes the issue.
         let (_, refund) = self
             .latest_refund(&operation.correlation_id, payment_id)
             .await?;
@@ -210,8 +209,8 @@ impl Service {
         }
     }
 
-    /// Issues units of an instrument: reserved in the issue limit, posted in the ledger, then
-    /// exchanged in one chain transaction.
+    /// Issues units of an instrument. They are reserved in the issue limit, posted in the ledger,
+    /// and then exchanged for the payment in one chain transaction.
     pub async fn issue_investment(
         &self,
         meta: &RequestMeta,
@@ -271,7 +270,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            // Rolled back with the transaction: the units are not reserved.
+            // Dropping the transaction rolls back the reservation of the units.
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
         if operation.status == Status::Rejected {
@@ -286,14 +285,14 @@ impl Service {
         })
     }
 
-    /// Asks identity about the investor: profile, limits, sanctions lists. `Some`: refused.
+    /// Asks identity about the investor: profile, limits, sanctions lists. `Some`: rejected.
     async fn issue_refusal(
         &self,
         operation: &Operation,
     ) -> Result<Option<(Rejection, String)>, Error> {
         let (correlation, investor) = (&operation.correlation_id, &operation.user_id);
-        if let Some(unfit) = self.peers.unfit(correlation, investor).await? {
-            return Ok(Some(unfit_rejection(&unfit)));
+        if let Some(refusal) = self.peers.user_refusal(correlation, investor).await? {
+            return Ok(Some(user_rejection(&refusal)));
         }
         if let Some(refusal) = self.peers.check_limits(operation).await? {
             return Ok(Some(refusal));
@@ -316,7 +315,7 @@ impl Service {
             publish::audit_operation(&operation, "issuance.rejected", Status::Created.as_str());
         self.repo.publish_in_tx(&mut tx, &[event]).await?;
         tx.commit().await?;
-        count(&operation);
+        count_ended(&operation);
         Ok(OperationResult {
             operation,
             replayed: false,
@@ -341,7 +340,7 @@ impl Service {
             .ok_or(Refusal::OperationNotFound)?)
     }
 
-    /// An operator resolves a paid and refused deposit: issues it after all or refunds it.
+    /// Resolves a suspended deposit for an operator: retries its issue, or refunds it.
     ///
     /// # Errors
     /// `PaymentUnpaid` unless payments has the deposit as received from the same user in the same
@@ -352,7 +351,7 @@ impl Service {
         payment_id: &str,
         refund: bool,
     ) -> Result<OperationResult, Error> {
-        if let Some(refunded) = self.repeat(meta, RESOLVE).await? {
+        if let Some(refunded) = self.stored_answer(meta, RESOLVE).await? {
             let operation = self.repo.operation(&refunded).await?;
             return Ok(OperationResult {
                 operation: operation.ok_or(Refusal::OperationNotFound)?,
@@ -367,8 +366,8 @@ impl Service {
         if !refund {
             return self.retry_deposit(meta, &deposit).await;
         }
-        // Excludes another operator, an issue of the same money, and the event that this refund
-        // failed.
+        // The lock excludes another operator, an issue for the same deposit, and the event of a
+        // failed refund.
         let _lock = self.deposits.lock(payment_id).await;
         let undecided = self.repo.suspended_deposit(payment_id).await?;
         let deposit = undecided
@@ -408,7 +407,7 @@ impl Service {
         })
     }
 
-    /// Issues a refused deposit after all.
+    /// Retries the issue of a suspended deposit.
     async fn retry_deposit(
         &self,
         meta: &RequestMeta,
@@ -429,8 +428,8 @@ impl Service {
         issued.await
     }
 
-    /// Pays a refused deposit back. A refund already paid by the bank, with its response lost, is
-    /// only recorded: the payment is REFUNDED.
+    /// Refunds a suspended deposit through payments. If an earlier call has paid the refund and its
+    /// response was lost, only checks that the payment is REFUNDED.
     async fn pay_refund(
         &self,
         meta: &RequestMeta,
@@ -440,9 +439,12 @@ impl Service {
         let refund = self.latest_refund(correlation_id, &deposit.payment_id);
         let (payout_id, state) = refund.await?;
         if state == Some(PaymentStatus::Success) {
-            return self.require(PaymentStatus::Refunded, meta, deposit).await;
+            return self
+                .require_payment_status(PaymentStatus::Refunded, meta, deposit)
+                .await;
         }
-        self.require(PaymentStatus::Success, meta, deposit).await?;
+        self.require_payment_status(PaymentStatus::Success, meta, deposit)
+            .await?;
         let (peers, amount) = (&self.peers, Minor(deposit.amount_minor));
         let account = peers.profile(correlation_id, user_id).await?.bank_account;
         peers
@@ -453,7 +455,8 @@ impl Service {
         Ok(released.await?)
     }
 
-    async fn require(
+    /// Refuses unless payments has the deposit in this status.
+    async fn require_payment_status(
         &self,
         status: PaymentStatus,
         meta: &RequestMeta,
@@ -469,30 +472,34 @@ impl Service {
         }
     }
 
-    /// The deposit's latest refund payout and its status; `None`: not recorded yet. A failed payout
-    /// is final, so each attempt has its own id.
+    /// The id and status of the deposit's latest refund payout. `None`: not recorded yet. A failed
+    /// payout is final, so each attempt has its own id.
     async fn latest_refund(
         &self,
         correlation_id: &str,
         payment_id: &str,
     ) -> Result<(String, Option<PaymentStatus>), Error> {
         let mut payout_id = format!("{REFUND_PREFIX}{payment_id}");
-        let mut tries = 1u32;
+        let mut attempts = 1u32;
         loop {
             let context = caused_by(correlation_id);
             let state = self.peers.payments.payout(&context, &payout_id).await?;
             if !matches!(state, Some(PaymentStatus::Failed | PaymentStatus::Expired)) {
                 return Ok((payout_id, state));
             }
-            tries += 1;
-            payout_id = format!("{REFUND_PREFIX}{payment_id}:{tries}");
+            attempts += 1;
+            payout_id = format!("{REFUND_PREFIX}{payment_id}:{attempts}");
         }
     }
 
-    /// Handles a payout event that may be a deposit's refund: if the bank refused it, the deposit
-    /// is open again for an operator (T24). The operation stays REFUNDED, as decided. A late event
+    /// Handles the event of a payout that may be a deposit's refund. If the bank refused it, the
+    /// deposit is suspended again for an operator (T24). The operation stays REFUNDED. A late event
     /// after another attempt changes nothing.
-    pub async fn refund_news(&self, correlation_id: &str, payout_id: &str) -> Result<(), Error> {
+    pub async fn on_refund_payout(
+        &self,
+        correlation_id: &str,
+        payout_id: &str,
+    ) -> Result<(), Error> {
         let Some(rest) = payout_id.strip_prefix(REFUND_PREFIX) else {
             return Ok(());
         };
@@ -503,13 +510,13 @@ impl Service {
         let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
             return Ok(());
         };
-        let (_, under_way) = self.latest_refund(correlation_id, payment_id).await?;
+        let (_, open_refund) = self.latest_refund(correlation_id, payment_id).await?;
         let issued = self
             .repo
             .operation_by_reference(OperationType::Issuance, payment_id)
             .await?
             .is_some_and(|operation| operation.operation_id != deposit.operation_id);
-        if !deposit.resolved || under_way.is_some() || issued {
+        if !deposit.resolved || open_refund.is_some() || issued {
             return Ok(());
         }
         tracing::error!(
@@ -535,9 +542,11 @@ impl Service {
     }
 }
 
-/// Returns the stored operation instead of `operation`. `ReferenceTaken` if it belongs to another
-/// user or flow: the caller must not see it, and its own request is not done by it.
-pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<OperationResult, Error> {
+/// Returns the stored operation with the same key or reference as `operation`.
+///
+/// # Errors
+/// `ReferenceTaken` if it belongs to another user or flow: the caller must not see it.
+pub(super) fn existing(stored: Operation, operation: &Operation) -> Result<OperationResult, Error> {
     if stored.user_id != operation.user_id || stored.flow != operation.flow {
         tracing::error!(
             operation_id = stored.operation_id,
@@ -549,8 +558,8 @@ pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Operatio
     Ok(replayed(stored, |stored| same_terms(stored, operation)))
 }
 
-/// Whether two operations of one flow are the same request. A redemption's payment depends on the
-/// time.
+/// Whether two operations of one flow have the same request. The payment is compared only for an
+/// issue, because that of a redemption depends on the time.
 pub(super) fn same_terms(stored: &Operation, asked: &Operation) -> bool {
     let terms = |of: &Operation| {
         (
@@ -567,7 +576,7 @@ pub(super) fn same_terms(stored: &Operation, asked: &Operation) -> bool {
     terms(stored) == terms(asked) && paid(stored) == paid(asked)
 }
 
-/// The stored operation of a used key. Other content is warned of and counted (D50).
+/// Returns the stored operation of a used key. Logs and counts a request with other content (D50).
 pub(super) fn replayed(
     operation: Operation,
     is_same: impl FnOnce(&Operation) -> bool,

@@ -1,24 +1,26 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
 //! 0. Checks before any change: the issue has a nominal, the record date is the day of maturity
-//!    (before maturity: today, by an operator's call), and the payment is not zero while there are
-//!    units.
-//! 1. The issue stops trading (MATURED). Its open operations become final: units moved later would
-//!    be burned unpaid.
+//!    (before maturity: the current day, by an operator's call), and the payment is not zero while
+//!    there are units.
+//! 1. The issue stops trading (MATURED). The call waits until open operations of the issue are
+//!    final, because they may move units.
 //! 2. The holders at the record date are read from the registry and their payments computed.
-//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without
+//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on the chain. Without
 //!    enough money the redemption stays UNDERFUNDED and is retried.
-//! 4. In parts of `PART`: the ledger posts payments and burns (except for a holder whose units an
-//!    order still holds), the contract distributes and burns, the ledger is finalized.
+//! 4. In parts of up to `PART` holders, the ledger posts payments and burns, the contract
+//!    distributes and burns, and the ledger is finalized.
 //! 5. Holders are notified.
 //!
-//! A holder whose operation the ledger refuses is deferred and delays no other; the redemption ends
-//! when all are served. A redemption that failed because the chain reverted a step can be restarted
-//! under another key; completed parts stay.
+//! A holder whose operation the ledger refuses, for example because an order holds the units, is
+//! deferred and delays no other holder. The redemption ends when all are served. A redemption that
+//! failed because the chain reverted a step can be restarted under another key. Completed parts
+//! stay.
 //!
-//! Paid are the holders at the record date: those of step 2 if trading stopped by its end. A holder
-//! whose units changed since is neither paid nor burned until an operator resolves the difference:
-//! a trade that settlement sends again or that is known late moves units after step 2.
+//! Holders at the end of the record day are paid. If trading stopped by then, these are the current
+//! holders of step 2. A trade that settlement resends or that arrives late can move units after
+//! step 2. Its parties are not paid, and their units not burned, until an operator resolves the
+//! difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,8 +29,8 @@ use service_clients::OperationType;
 use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use types::{Amount, Decimal, Minor, derived, subaccount};
 
-use super::drive::count;
-use super::workers::leave;
+use super::drive::count_ended;
+use super::workers::log_failure;
 use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
@@ -53,7 +55,7 @@ const NOT_RECORDED: &str = "trading has stopped and no redemption is recorded: s
 #[derive(Debug, Clone)]
 pub struct NewRedemption {
     pub instrument_id: String,
-    /// Unset: the day of maturity, or the current day before it.
+    /// Unset: the day of maturity, or before maturity the current day.
     pub record_date_us: Option<i64>,
     pub reason: RedemptionReason,
     /// The caller may redeem before maturity.
@@ -63,13 +65,14 @@ pub struct NewRedemption {
 }
 
 impl Service {
-    /// Starts a redemption, or returns the issue's running one. A new key restarts a failed one.
-    /// True for a repeat.
+    /// Starts the redemption of an issue, or restarts a failed one under a new key. A repeat of the
+    /// key returns the stored redemption and true.
     ///
     /// # Errors
-    /// Before any change: `NominalMissing`, `NotMatured`, a refused `record_date`, `NothingToPay`.
-    /// After the stop of trading, with the issue MATURED and no redemption recorded:
-    /// `OperationsOpen`, and `NothingToPay` for units that an operation moved meanwhile.
+    /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
+    /// `NotMatured`, a refused `record_date`, `NothingToPay`. After the stop of trading, with the
+    /// issue MATURED and no redemption recorded: `OperationsOpen`, and `NothingToPay` for units
+    /// that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         meta: &RequestMeta,
@@ -101,16 +104,16 @@ impl Service {
         let record_date_us = record_date(&instrument, &request, self.clock.now_us())?;
         // The snapshot is at the end of the record day (R099).
         let cut_off_us = plan::end_of_day_us(record_date_us);
-        self.owed(&instrument, cut_off_us).await?;
+        self.payments_due(&instrument, cut_off_us).await?;
         self.stop_trading(meta, instrument).await?;
         self.wait_for_moving(instrument_id, request.wait).await?;
         let instrument = self.require_instrument(instrument_id).await?;
-        let (lines, total_minor) = self.owed(&instrument, cut_off_us).await?;
-        if let Some(stranger) = lines.iter().find(|line| line.user_id.is_empty()) {
+        let (lines, total_minor) = self.payments_due(&instrument, cut_off_us).await?;
+        if let Some(unknown) = lines.iter().find(|line| line.user_id.is_empty()) {
             tracing::warn!(
-                address = stranger.address,
+                address = unknown.address,
                 instrument_id,
-                "holder without a user id is paid on chain only"
+                "holder without a user id is paid only on the chain"
             );
         }
         let redemption = IssueRedemption {
@@ -148,18 +151,19 @@ impl Service {
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
-        Ok((self.drive_redemption_or_leave(redemption).await?, false))
+        Ok((self.drive_redemption_best_effort(redemption).await?, false))
     }
 
-    /// Each holder's payment at the end of the record day, and the sum.
-    async fn owed(
+    /// The payment of each holder at the end of the record day, and the sum.
+    async fn payments_due(
         &self,
         instrument: &Instrument,
         cut_off_us: i64,
     ) -> Result<(Vec<RedemptionLine>, i64), Error> {
         let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
         self.catch_up_registry().await?;
-        // Operations open at the stop may move units after the record day; none was added since.
+        // If trading stopped by the cut-off, takes the current holders: operations open at the stop
+        // may have become final after it, and none was added since.
         let stopped_in_time = instrument.status == InstrumentStatus::Matured
             && instrument.updated_at_us <= cut_off_us;
         let at_us = (!stopped_in_time).then_some(cut_off_us);
@@ -188,7 +192,7 @@ impl Service {
         mut redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
         let before = redemption.status.as_str();
-        // A part was distributed, so the redemption is funded.
+        // A part was submitted, so the redemption is funded.
         redemption.status = if redemption.tx_hash.is_some() {
             RedemptionStatus::Funded
         } else {
@@ -216,10 +220,10 @@ impl Service {
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
-        self.drive_redemption_or_leave(redemption).await
+        self.drive_redemption_best_effort(redemption).await
     }
 
-    async fn drive_redemption_or_leave(
+    async fn drive_redemption_best_effort(
         &self,
         redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
@@ -264,8 +268,11 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Waits for operations that move units of the issue. Trading has stopped: none is added except
-    /// trades that the market matched before it received the stop.
+    /// Waits until no open operation moves units of the issue. Trading has stopped, so none is
+    /// added except trades that the market matched before it received the stop.
+    ///
+    /// # Errors
+    /// `OperationsOpen` after `wait`.
     async fn wait_for_moving(&self, instrument_id: &str, wait: Duration) -> Result<(), Error> {
         let part = health_part(instrument_id);
         let deadline = tokio::time::Instant::now() + wait;
@@ -284,7 +291,7 @@ impl Service {
         }
     }
 
-    /// Drives a redemption until it waits or ends.
+    /// Executes steps of a redemption until it waits or ends.
     pub async fn drive_redemption(&self, redemption_id: &str) -> Result<IssueRedemption, Error> {
         let _lock = self.object_locks.lock(redemption_id).await;
         let mut redemption = self
@@ -297,7 +304,7 @@ impl Service {
             redemption.status,
             RedemptionStatus::Finalized | RedemptionStatus::Failed
         );
-        // The total was 0 when recorded; units may have been issued since.
+        // The total was 0 when it was recorded. Units may have been issued since.
         if is_open && redemption.total_minor == 0 {
             self.catch_up_registry().await?;
         }
@@ -314,10 +321,10 @@ impl Service {
                     }
                 }
                 RedemptionStatus::Funded | RedemptionStatus::Submitted => {
-                    let went_on = self
+                    let advanced = self
                         .distribute(&mut redemption, &instrument, &mut refused)
                         .await?;
-                    if !went_on {
+                    if !advanced {
                         return Ok(redemption);
                     }
                 }
@@ -337,13 +344,13 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Moves the issuer's money to the redemption account; false if it is not enough (R101).
+    /// Moves the issuer's money to the redemption account. False if the issuer lacks it (R101).
     async fn fund(
         &self,
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
     ) -> Result<bool, Error> {
-        let id = tried(format!("{}:fund", redemption.redemption_id), redemption);
+        let id = attempt_key(format!("{}:fund", redemption.redemption_id), redemption);
         if redemption.total_minor > 0 {
             let posting = Posting {
                 debit: subaccount::of_user(&instrument.issuer_id, CFA_RUB),
@@ -450,9 +457,9 @@ impl Service {
         self.save_redemption(redemption, &[record]).await
     }
 
-    /// The operations of the next part: open ones left by a crash or an unavailable peer, else new
-    /// ones for holders not served yet, except those refused in this round. Refuses holders whose
-    /// units differ from their line.
+    /// The operations of the next part. These are open ones left by a crash or an unavailable peer,
+    /// or else new ones for holders that are neither served nor in `refused`. Adds holders whose
+    /// units differ from their line to `refused`.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
@@ -494,8 +501,8 @@ impl Service {
         let mut tx = self.repo.begin().await?;
         for (address, line) in lines {
             let reference = format!("{}:{address}", redemption.redemption_id);
-            let tried = tried(reference.clone(), redemption);
-            let operation_id = derived::holder_redemption(&tried).to_string();
+            let name = attempt_key(reference.clone(), redemption);
+            let operation_id = derived::holder_redemption(&name).to_string();
             if served.contains(&reference) || refused.contains(&reference) {
                 continue;
             }
@@ -504,14 +511,14 @@ impl Service {
                 tracing::error!(
                     redemption_id = redemption.redemption_id,
                     address,
-                    owed_minor = line.units_minor,
+                    recorded_minor = line.units_minor,
                     held_minor = burn_minor,
                     "units of a holder changed after the redemption was recorded: resolve the difference"
                 );
                 refused.insert(reference);
                 continue;
             }
-            // A holder without a user id is served on chain only.
+            // A holder without a user id is served only on the chain.
             let user_id = if line.user_id.is_empty() {
                 &address
             } else {
@@ -539,7 +546,7 @@ impl Service {
             {
                 Inserted::Done => rows.push(operation),
                 Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
-                // Skipping the holder would end the redemption without paying.
+                // Skipping the holder would end the redemption without the holder's payment.
                 Inserted::Exists(stored) => {
                     return Err(Error::Damaged(format!(
                         "reference {} belongs to operation {}",
@@ -555,8 +562,8 @@ impl Service {
         Ok(rows)
     }
 
-    /// Runs the next part, or ends the redemption if none is left. False if only holders refused by
-    /// the ledger are left.
+    /// Distributes the next part, or ends the redemption if none is left. False if only refused
+    /// holders are left.
     async fn distribute(
         &self,
         redemption: &mut IssueRedemption,
@@ -606,7 +613,7 @@ impl Service {
                         "ledger refuses to redeem a holder's units"
                     );
                 }
-                self.forget(&left).await?;
+                self.delete_unposted(&left).await?;
                 refused.extend(left.into_iter().map(|row| row.external_ref));
                 rows = posted;
                 operations.retain(|operation| !unposted.contains_key(&operation.operation_id));
@@ -643,7 +650,7 @@ impl Service {
         };
         let receipt = self
             .send_and_wait(
-                &tried(
+                &attempt_key(
                     format!("{}:part:{part}", redemption.redemption_id),
                     redemption,
                 ),
@@ -677,9 +684,9 @@ impl Service {
         Ok(true)
     }
 
-    /// Posts the operations of a part together, or one by one if the ledger refuses that. Returns
-    /// the refused ones with their reasons. Not in the ledger's independent mode, which stores a
-    /// refusal under its operation's key forever.
+    /// Posts the operations of a part together, or one by one if the ledger refuses them together.
+    /// Returns the reason of each refused operation by its id. Does not use the ledger's
+    /// independent mode, because it stores a refusal under the operation's key forever.
     async fn post_part(
         &self,
         correlation_id: &str,
@@ -705,9 +712,9 @@ impl Service {
         Ok(refused)
     }
 
-    /// Deletes operations of holders whose units an order holds or a court froze: the next round
-    /// recreates them with current amounts.
-    async fn forget(&self, rows: &[Operation]) -> Result<(), Error> {
+    /// Deletes operations that the ledger refused, for example because an order holds the units.
+    /// The next drive recreates them with current amounts.
+    async fn delete_unposted(&self, rows: &[Operation]) -> Result<(), Error> {
         let mut tx = self.repo.begin().await?;
         for row in rows {
             self.repo
@@ -717,6 +724,7 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
+    /// Stores the result of a part: its operations, events and metrics.
     async fn end_part(
         &self,
         redemption: &mut IssueRedemption,
@@ -757,17 +765,18 @@ impl Service {
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
-        rows.iter().for_each(count);
+        rows.iter().for_each(count_ended);
         Ok(())
     }
 
+    /// Ends the redemption as FINALIZED and the issue as REDEEMED.
     async fn finish(
         &self,
         redemption: &mut IssueRedemption,
         instrument_id: &str,
     ) -> Result<(), Error> {
         let now_us = self.now_us();
-        // It may have changed since the part was distributed.
+        // The instrument may have changed since the part was distributed.
         let _lock = self.object_locks.lock(instrument_id).await;
         let mut instrument = self.require_instrument(instrument_id).await?;
         instrument.status = InstrumentStatus::Redeemed;
@@ -796,7 +805,7 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Starts the redemptions of issues that have matured (R097).
+    /// Starts the redemptions of matured issues (R097).
     pub(super) async fn start_due_redemptions(&self) -> Result<(), Error> {
         for instrument in self.repo.due_instruments(self.clock.now_us()).await? {
             let meta = RequestMeta {
@@ -814,13 +823,13 @@ impl Service {
                 wait: Duration::ZERO,
             };
             let started = self.start_redemption(&meta, request).await;
-            leave("maturity", &instrument.instrument_id, started.map(|_| ()));
+            log_failure("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())
     }
 
-    /// Reports issues that wait for StartRedemption to health: trading has stopped and no sweep
-    /// redeems them.
+    /// Reports issues that wait for StartRedemption to health: trading has stopped before maturity,
+    /// so no sweep redeems them.
     pub(super) async fn report_unrecorded(&self) -> Result<(), Error> {
         let unrecorded = self
             .repo
@@ -843,8 +852,8 @@ fn health_part(instrument_id: &str) -> String {
     format!("redemption of {instrument_id}")
 }
 
-/// The record date: the day of maturity, or before maturity the current day (issues have no call
-/// terms yet).
+/// The record date: a time in the day of maturity, or before maturity in the current day (issues
+/// have no call terms yet).
 fn record_date(
     instrument: &Instrument,
     request: &NewRedemption,
@@ -868,15 +877,15 @@ fn record_date(
     }
 }
 
-/// A key or id of a step in this attempt; the first attempt has no suffix.
-fn tried(name: String, redemption: &IssueRedemption) -> String {
+/// The key or id of a step in the current attempt. The first attempt has no suffix.
+fn attempt_key(name: String, redemption: &IssueRedemption) -> String {
     match redemption.attempt {
         0 => name,
         attempt => format!("{name}:try-{attempt}"),
     }
 }
 
-/// The reference of a holder's operation ends in the holder's address.
+/// The holder's address, which is the end of the operation's reference.
 fn holder_address(operation: &Operation) -> Result<Address, Error> {
     let address = operation
         .external_ref
@@ -888,6 +897,8 @@ fn holder_address(operation: &Operation) -> Result<Address, Error> {
         .map_err(|_| Error::Damaged("holder address".into()))
 }
 
+/// The ledger operation of a holder's payment and burn. Without postings for a holder without a
+/// user id.
 fn ledger_operation(
     operation: &Operation,
     instrument: &Instrument,

@@ -1,11 +1,11 @@
-//! The use cases of the service: a thin shell around `saga` and `plan`.
+//! The use cases of the service. They execute the decisions of `saga` and `plan`.
 //!
 //! | module | content |
 //! |---|---|
 //! | `bootstrap` | the platform's contracts, deployed once |
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
-//! | `block` | redemptions that compliance stops, clears or ends |
+//! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `subscribe` | investors' offers to buy units of an issue |
 //! | `settle` | batches of trades |
@@ -58,19 +58,19 @@ pub use transfer::NewTransfer;
 /// Concurrent calls to a peer when each party of a batch needs one.
 const PEER_CALLS: usize = 8;
 
-/// The caller and the idempotency key.
+/// Metadata of a call: idempotency key, correlation id and caller.
 #[derive(Debug, Clone)]
 pub struct RequestMeta {
     pub idempotency_key: String,
     pub correlation_id: String,
     /// Subject of the credential, for the audit.
     pub actor: String,
-    /// Fingerprint of the content, of calls whose keys are remembered (D50); else 0.
+    /// Digest of the request if answers of the call are stored under their key (D50), else 0.
     pub digest: i64,
 }
 
 impl RequestMeta {
-    /// Scope of the key for this call.
+    /// Scope of the idempotency key for this call.
     fn call(&self, call: &'static str) -> CallKey {
         CallKey {
             call,
@@ -84,7 +84,8 @@ impl RequestMeta {
 #[derive(Debug)]
 pub struct OperationResult {
     pub operation: Operation,
-    /// The key (or the payment, payout or trade) existed: this is the stored operation.
+    /// The operation was stored before, under the same key or for the same payment, payout or
+    /// trade.
     pub replayed: bool,
 }
 
@@ -96,14 +97,14 @@ pub struct Service {
     pub clock: Clock,
     pub config: CfaConfig,
     pub health: rpc::Health,
-    /// One worker at a time per operation, batch, instrument or redemption.
+    /// One lock per operation, batch, instrument, redemption or subscription.
     object_locks: KeyedMutex<String>,
-    /// One decision at a time per deposit. Lock order: before `object_locks`.
+    /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
     registry_lock: tokio::sync::Mutex<()>,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
-    /// Counts submitted and finished batches; wakes waiters when it changes.
+    /// Count of submitted and ended batches. Its change wakes waiters.
     batch_changes: watch::Sender<u64>,
 }
 
@@ -138,9 +139,9 @@ impl Service {
         clock::now_us()
     }
 
-    /// The id that an earlier call with this key answered with (D50). Other content is warned of
-    /// and counted.
-    async fn repeat(
+    /// The id that an earlier call with this key returned (D50). Logs and counts a repeat with
+    /// other content.
+    async fn stored_answer(
         &self,
         meta: &RequestMeta,
         call: &'static str,
@@ -156,7 +157,7 @@ impl Service {
             .map_err(|_| Error::Damaged(format!("answer of {call}")))
     }
 
-    /// Stores the id that a call answers with, in the transaction of its effect.
+    /// Stores the id that a call returns, in the transaction of its effect.
     async fn store_call_in_tx(
         &self,
         tx: &mut Tx,
@@ -196,7 +197,7 @@ impl Service {
     }
 }
 
-/// Smallest units of an amount; a refusal with the field's name if digits would be lost (R029).
+/// Converts an amount to smallest units. Refuses the field if digits would be lost (R029).
 pub fn units(field: &'static str, amount: Decimal, decimals: u8) -> Result<i64, Refusal> {
     amount.to_minor(decimals).map_err(|_| {
         Refusal::field(

@@ -4,8 +4,8 @@
 use service_clients::{OperationType, PaymentStatus, caused_by};
 use types::Decimal;
 
-use super::drive::count;
-use super::issue::{replayed, taken};
+use super::drive::count_ended;
+use super::issue::{existing, replayed};
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
@@ -17,8 +17,11 @@ use crate::repo::Inserted;
 use crate::saga::Payout;
 
 impl Service {
-    /// Burns CFA-RUB and pays the user. First KYC below STANDARD is an error, then a limit refusal
-    /// is a REJECTED operation.
+    /// Burns CFA-RUB and pays the user. A refusal by limit or sanctions is stored as a REJECTED
+    /// operation.
+    ///
+    /// # Errors
+    /// `KycTooLowForWithdrawal` before all other checks; the ledger's refusal to hold the money.
     pub async fn redeem_rub(
         &self,
         meta: &RequestMeta,
@@ -70,7 +73,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            return taken(*stored, &operation);
+            return existing(*stored, &operation);
         }
         if operation.status == Status::Rejected {
             self.repo
@@ -84,8 +87,8 @@ impl Service {
                 )
                 .await?;
             tx.commit().await?;
-            count(&operation);
-            requested(&operation);
+            count_ended(&operation);
+            count_request(&operation);
             return Ok(OperationResult {
                 operation,
                 replayed: false,
@@ -93,7 +96,7 @@ impl Service {
         }
         tx.commit().await?;
         let operation = self.drive_best_effort(operation).await?;
-        requested(&operation);
+        count_request(&operation);
         Ok(OperationResult {
             operation,
             replayed: false,
@@ -104,7 +107,7 @@ impl Service {
     /// nothing (T08).
     ///
     /// # Errors
-    /// `Operation not found`; `Payout failed` after the tokens were returned (the state is kept).
+    /// `OperationNotFound`; `PayoutFailed` if the redemption has ended as FAILED.
     pub async fn finalize_redemption(&self, payout_id: &str) -> Result<Operation, Error> {
         let found = self
             .repo
@@ -123,15 +126,15 @@ impl Service {
                 .operation(&found.operation_id)
                 .await?
                 .ok_or(Refusal::OperationNotFound)?;
-            let news = match state {
+            let outcome = match state {
                 Some(PaymentStatus::Success) => Some(Payout::Succeeded),
                 Some(PaymentStatus::Failed | PaymentStatus::Expired) => Some(Payout::Failed),
                 _ => None,
             };
-            if let (Some(news), Payout::Started | Payout::Released) =
-                (news, operation.progress.payout)
+            if let (Some(outcome), Payout::Started | Payout::Released) =
+                (outcome, operation.progress.payout)
             {
-                operation.progress.payout = news;
+                operation.progress.payout = outcome;
                 operation.updated_at_us = self.now_us();
                 self.repo.save_operation(&operation).await?;
             }
@@ -143,8 +146,8 @@ impl Service {
         Ok(operation)
     }
 
-    /// Returns one holder's units to the issuer for nominal (buyback) or nominal and due coupons
-    /// (maturity).
+    /// Burns a holder's units. The issuer pays the nominal (buyback), or the nominal and due
+    /// coupons (maturity).
     pub async fn redeem_investment(
         &self,
         meta: &RequestMeta,
@@ -161,7 +164,8 @@ impl Service {
             );
         }
         let units_minor = units("amount.amount", amount, instrument.decimals)?;
-        self.require_sound(&instrument.contract_address).await?;
+        self.require_not_quarantined(&instrument.contract_address)
+            .await?;
         if let Some(operation) = self
             .repo
             .operation_by_key(Flow::RedeemInvestment, holder_id, &meta.idempotency_key)
@@ -208,11 +212,11 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            return taken(*stored, &operation);
+            return existing(*stored, &operation);
         }
         tx.commit().await?;
         if operation.status == Status::Rejected {
-            count(&operation);
+            count_ended(&operation);
             return Ok(OperationResult {
                 operation,
                 replayed: false,
@@ -225,7 +229,7 @@ impl Service {
     }
 }
 
-/// What the holder is paid, in kopecks.
+/// The holder's payment, in kopecks.
 fn payment_minor(
     instrument: &Instrument,
     units_minor: i64,
@@ -247,8 +251,8 @@ fn payment_minor(
     }
 }
 
-/// Counts requests, whatever their result (T39).
-fn requested(operation: &Operation) {
+/// Counts a request in the metrics by its status (T39).
+fn count_request(operation: &Operation) {
     let (kind, status) = (operation.flow.as_str(), operation.status.as_str());
     metrics::counter!("redemptions_total", "type" => kind, "status" => status).increment(1);
 }

@@ -1,7 +1,7 @@
 //! The holder registry, folded from the tokens' Transfer events block by block.
 //!
-//! It equals the state of the chain (specification 1.1, R030). Reads catch up first. Events of
-//! other contracts are ignored: anyone can emit one, with any amount.
+//! The registry equals the state of the chain (specification 1.1, R030). A read first applies new
+//! blocks. Events of other contracts are ignored: any account can emit one, with any amount.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::peers;
 use crate::repo::HolderMove;
 use chain::{Address, TokenTransfer};
 
-/// Blocks per query of events.
+/// Limit of blocks per query of events.
 const BLOCKS: u64 = 16;
 /// A page of a replay ends with the query that reaches one of these limits.
 const REPLAY_TRANSFERS: usize = 2_000;
@@ -26,9 +26,9 @@ const REPLAY_BLOCKS: u64 = 4_096;
 pub struct Replayed {
     /// With the token's instrument.
     pub transfers: Vec<(TokenTransfer, Instrument)>,
-    /// The last block of this page.
+    /// Number of the last block of this page.
     pub through: u64,
-    /// The last read block.
+    /// Number of the last read block.
     pub last: u64,
 }
 
@@ -36,7 +36,7 @@ pub struct Replayed {
 #[derive(Debug)]
 pub struct ListedHolder {
     pub holder: Holder,
-    /// Reserved in the ledger; unknown for a past time.
+    /// Held in the ledger. `None` for a past time and for a holder without a user id.
     pub locked: Option<Decimal>,
 }
 
@@ -44,8 +44,8 @@ impl Service {
     /// Applies all read blocks to the registry.
     pub async fn catch_up_registry(&self) -> Result<(), Error> {
         let _lock = self.registry_lock.lock().await;
-        // Head first: a token is stored before its first transfer is sent, so none up to the head
-        // is missed.
+        // Reads the head before the tokens: a token is stored before its first transfer is sent, so
+        // no transfer up to the head is missed.
         let head = self.chain.stored_last_read_block().await?;
         let mut next = self
             .repo
@@ -72,15 +72,15 @@ impl Service {
 
     /// # Errors
     /// `TokenQuarantined` if the token's events contradict each other.
-    pub(super) async fn require_sound(&self, token: &str) -> Result<(), Error> {
+    pub(super) async fn require_not_quarantined(&self, token: &str) -> Result<(), Error> {
         match self.repo.is_quarantined(token).await? {
             true => Err(Refusal::TokenQuarantined.into()),
             false => Ok(()),
         }
     }
 
-    /// Halts the instruments of quarantined tokens and reports them to health. Not part of catching
-    /// up, which may run with an instrument's lock.
+    /// Halts the instruments of quarantined tokens and reports them to health. Not part of
+    /// `catch_up_registry`, whose caller may hold an instrument's lock.
     pub(super) async fn halt_quarantined(&self) -> Result<(), Error> {
         let quarantined = self.repo.quarantined().await?;
         let mut failed = Ok(());
@@ -110,8 +110,8 @@ impl Service {
         failed
     }
 
-    /// Applies a new token's events from `from_block` up to the registry's block, from which on it
-    /// is included.
+    /// Applies a new token's events of the blocks from `from_block` to before `end`. From `end` on
+    /// the registry includes the token.
     async fn read_backlog(
         &self,
         text: &str,
@@ -137,7 +137,7 @@ impl Service {
         }
     }
 
-    /// Moves of the tokens' events in the blocks from..=through.
+    /// Holder moves from the tokens' events in the blocks from..=through.
     async fn moves(
         &self,
         tokens: &[Address],
@@ -164,10 +164,10 @@ impl Service {
         Ok(moves)
     }
 
-    /// Reads our tokens' transfers again from block `from`: a page of bounded size. Of the store it
-    /// uses the tokens and their instruments. Quarantined tokens are left out.
+    /// Rereads the tokens' transfers from the chain, one page from block `from` on. The store
+    /// supplies only the tokens and their instruments. Quarantined tokens are left out.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
-        // Finds the tokens to leave out.
+        // Finds the quarantined tokens.
         self.catch_up_registry().await?;
         let last = self.chain.stored_last_read_block().await?;
         let mut transfers = Vec::new();
@@ -197,13 +197,14 @@ impl Service {
         }
         Ok(Replayed {
             transfers,
-            // No block was read if none exists yet.
+            // `from` may be after the last read block.
             through: next.saturating_sub(1).min(last),
             last,
         })
     }
 
-    /// Holders with units, newest holder first; with `as_of_us`, at the last block sealed by then.
+    /// A page of holders with units, newest holder first, and the supply. With `as_of_us`, after
+    /// the last block sealed at or before that time.
     pub async fn holders(
         &self,
         instrument: &Instrument,
@@ -213,7 +214,7 @@ impl Service {
     ) -> Result<(Vec<ListedHolder>, i64), Error> {
         self.catch_up_registry().await?;
         let token = &instrument.contract_address;
-        self.require_sound(token).await?;
+        self.require_not_quarantined(token).await?;
         let holders = match as_of_us {
             Some(at_us) => self.repo.holders_at(token, at_us, bound, limit).await?,
             None => self.repo.holders(token, bound, limit).await?,
@@ -238,7 +239,7 @@ impl Service {
         Ok((listed.collect(), supply))
     }
 
-    /// Reserved units of the holders with a user id, by that id.
+    /// Units held in the ledger, by the holder's user id. Leaves out holders without one.
     async fn locked(
         &self,
         holders: &[Holder],
@@ -259,20 +260,20 @@ impl Service {
             .into_iter()
             .map(|row| (row.subaccount_id, row.held))
             .collect();
-        // A holder that the ledger does not know yet has reserved nothing.
+        // The ledger may not have the sub-account of a new holder yet: nothing is held.
         let of = |id: &String| held.get(id).copied().unwrap_or(Decimal::ZERO);
         let locked = users.into_iter().zip(&ids);
         Ok(locked.map(|(user, id)| (user.clone(), of(id))).collect())
     }
 
-    /// All holders with units, now or at a time.
+    /// All holders with units, now or at `at_us`.
     pub(super) async fn all_holders(
         &self,
         token: &str,
         at_us: Option<i64>,
     ) -> Result<Vec<Holder>, Error> {
         const PAGE: i64 = 1_000;
-        self.require_sound(token).await?;
+        self.require_not_quarantined(token).await?;
         let mut all: Vec<Holder> = Vec::new();
         loop {
             let bound = all
@@ -302,6 +303,7 @@ fn parse_token(text: &str) -> Result<Address, Error> {
     token.map_err(|_| Error::Damaged(format!("token address {text}")))
 }
 
+/// Appends the moves of a transfer: one per side that is an address.
 fn push_moves(moves: &mut Vec<HolderMove>, transfer: &TokenTransfer, time_us: i64) {
     let units = i128::try_from(transfer.units).unwrap_or(i128::MAX);
     let sides = [(transfer.from, -units), (transfer.to, units)];

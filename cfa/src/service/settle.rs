@@ -1,12 +1,12 @@
 //! SettleTrades: many trades in one chain transaction (`design.md` 4 and 7, T02, T11).
 //!
-//! One operation per trade, keyed by its trade id; one batch per batch id. A batch is stored with
-//! its trades -> submitted (raw transaction stored) -> final, with the trades that the contract
-//! left out. Trades of sanctioned users are left out before the chain (T46), and so are those that
-//! can never be executed: the batch lists each for settlement, and no batch blocks the next. A
-//! left-out trade may be in a later batch; a settled trade is not sent again and counts as settled.
+//! A trade has one operation, keyed by its trade id. A batch is stored with its trades, then
+//! submitted, and final with its receipt. It lists the failed trades for settlement: those that the
+//! contract left out, and those left out before the chain, because a party is sanctioned (T46) or
+//! the trade can never be executed. So no trade blocks the next batch. A later batch may contain a
+//! left-out trade. A settled trade is not sent again.
 //!
-//! A refusal of the transaction by the node says nothing about the trades: the batch waits for an
+//! If the node refuses the transaction, the trades may still be valid: the batch waits for an
 //! operator. Only the contract's result ends it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +18,8 @@ use service_clients::caused_by;
 use types::Decimal;
 use uuid::Uuid;
 
-use super::drive::count;
-use super::workers::leave;
+use super::drive::count_ended;
+use super::workers::log_failure;
 use super::{PEER_CALLS, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
@@ -35,9 +35,9 @@ const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
 /// Health part of batches refused by the node.
 const HEALTH: &str = "trade batches";
 
-/// A trade as sent to the chain; stored with the batch, so that a resumed batch sends the same.
+/// A trade as sent to the chain. Stored with the batch, so a resumed batch sends the same.
 #[derive(Serialize, Deserialize)]
-struct Sent {
+struct SentTrade {
     trade_id: String,
     token: String,
     number: u64,
@@ -49,7 +49,7 @@ struct Sent {
 }
 
 impl Service {
-    /// Stores and submits a batch. Idempotent by `batch_id`: returns the stored batch, after
+    /// Stores and submits a batch. A repeat of `batch_id` returns the stored batch, after
     /// submitting it if necessary.
     pub async fn settle_trades(
         &self,
@@ -76,7 +76,7 @@ impl Service {
             return Err(Refusal::field("trades.trade_id", "must not be empty or repeated").into());
         }
         let instruments = self.instruments_of(legs).await?;
-        let barred = self.barred(meta, legs).await?;
+        let ineligible = self.ineligible_parties(meta, legs).await?;
         let now_us = self.now_us();
         let mut batch = Batch {
             batch_id: batch_id.to_owned(),
@@ -91,8 +91,8 @@ impl Service {
         let mut settled_before = None;
         let mut tx = self.repo.begin().await?;
         for leg in legs {
-            // Buyer and seller may be equal if the member's sessions have different groups: units
-            // and money stay, the fee moves.
+            // Buyer and seller may be equal, if the member's sessions have different groups. Then
+            // only the fee moves.
             let instrument = instruments.get(&leg.instrument_id);
             let read = instrument
                 .ok_or(Refusal::InstrumentNotFound)
@@ -108,20 +108,20 @@ impl Service {
                 }
             };
             let mut operation = operation_of(leg, units_minor, meta, now_us);
-            let bar = if instrument.status == InstrumentStatus::Draft {
+            let rejection = if instrument.status == InstrumentStatus::Draft {
                 let message = Refusal::InstrumentNotActive.to_string();
                 Some((Rejection::InstrumentNotActive, message))
             } else {
-                let bar = barred.get(&leg.buyer_id);
-                bar.or_else(|| barred.get(&leg.seller_id)).cloned()
+                let found = ineligible.get(&leg.buyer_id);
+                found.or_else(|| ineligible.get(&leg.seller_id)).cloned()
             };
-            let next = if bar.is_some() {
+            let next = if rejection.is_some() {
                 Status::Rejected
             } else {
                 Status::Processing
             };
             operation.set_status(next, now_us);
-            operation.rejection = bar;
+            operation.rejection = rejection;
             if let Inserted::Exists(stored) = self
                 .repo
                 .insert_operation_in_tx(&mut tx, &operation)
@@ -133,7 +133,7 @@ impl Service {
                         settled_before = tx_hash.or(settled_before);
                         continue;
                     }
-                    // Its own batch decides; the caller then retries this one.
+                    // The caller retries this batch after the trade's own batch has ended.
                     BatchInclusion::UnderWay => return Err(Error::Unavailable("Trade batch")),
                     BatchInclusion::Other => {
                         leave_out(&mut batch, leg, "the id belongs to another trade");
@@ -144,7 +144,7 @@ impl Service {
             if let Some((_, message)) = &operation.rejection {
                 leave_out(&mut batch, leg, message);
             } else {
-                sent.push(Sent {
+                sent.push(SentTrade {
                     trade_id: leg.trade_id.clone(),
                     token: instrument.contract_address.clone(),
                     number: leg.trade_number,
@@ -172,7 +172,8 @@ impl Service {
         self.submit_batch(batch).await
     }
 
-    /// The batch's existing instruments. Trades matched before a halt or maturity are settled.
+    /// The instruments of the batch, in any status: trades matched before a halt or maturity are
+    /// settled.
     async fn instruments_of(
         &self,
         legs: &[TradeLeg],
@@ -187,9 +188,9 @@ impl Service {
         Ok(instruments)
     }
 
-    /// Parties that may not or cannot trade on chain, with the reason: sanctioned, unknown, or
-    /// without their own address. Each party is checked once.
-    async fn barred(
+    /// Parties that may not or cannot trade on the chain, with the rejection of their trades. A
+    /// party is sanctioned, unknown, or has no address of its own. Each party is checked once.
+    async fn ineligible_parties(
         &self,
         meta: &RequestMeta,
         legs: &[TradeLeg],
@@ -199,22 +200,25 @@ impl Service {
             .flat_map(|leg| [&leg.buyer_id, &leg.seller_id])
             .collect();
         let parties: Vec<String> = parties.into_iter().cloned().collect();
-        // Identity has no call for many users.
-        let bars = stream::iter(parties).map(|party| async move {
-            let bar = self.bar(meta, &party).await?;
-            Ok::<_, Error>(bar.map(|bar| (party, bar)))
+        // Identity has no call for several users.
+        let checked_parties = stream::iter(parties).map(|party| async move {
+            let rejection = self.ineligibility(meta, &party).await?;
+            Ok::<_, Error>(rejection.map(|rejection| (party, rejection)))
         });
-        let bars: Vec<_> = bars.buffer_unordered(PEER_CALLS).try_collect().await?;
-        Ok(bars.into_iter().flatten().collect())
+        let checked_parties: Vec<_> = checked_parties
+            .buffer_unordered(PEER_CALLS)
+            .try_collect()
+            .await?;
+        Ok(checked_parties.into_iter().flatten().collect())
     }
 
-    /// Why a party may not or cannot trade on chain.
-    async fn bar(
+    /// The rejection of a party's trades; `None`: the party may trade.
+    async fn ineligibility(
         &self,
         meta: &RequestMeta,
         party: &str,
     ) -> Result<Option<(Rejection, String)>, Error> {
-        match self.address_noted(party).await {
+        match self.store_address(party).await {
             Err(Error::Refused(refusal)) => {
                 return Ok(Some((Rejection::IntegrationError, refusal.to_string())));
             }
@@ -237,7 +241,7 @@ impl Service {
         if batch.status != BatchStatus::Submitted || batch.tx_hash.is_some() {
             return Ok(batch);
         }
-        let sent = self.sent(&batch.batch_id).await?;
+        let sent = self.sent_trades(&batch.batch_id).await?;
         let users: BTreeSet<&str> = sent
             .iter()
             .flat_map(|trade| [trade.buyer_id.as_str(), trade.seller_id.as_str()])
@@ -286,14 +290,14 @@ impl Service {
                 self.batch_changes.send_modify(|changes| *changes += 1);
                 Ok(batch)
             }
-            // Too little gas, no coins, another nonce expected: nothing was sent and the trades are
-            // valid, so they wait for an operator.
+            // Too little gas, no coins, or another nonce expected: nothing was sent and the trades
+            // are valid, so the batch waits for an operator.
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 tracing::error!(
                     batch_id = batch.batch_id,
                     reason,
                     severity = "critical",
-                    "blockchain refuses a batch of trades, retrying"
+                    "blockchain refuses a batch of trades, retrying at the next sweep"
                 );
                 self.health
                     .set_failing(HEALTH, "the blockchain refuses a batch of trades");
@@ -303,7 +307,8 @@ impl Service {
         }
     }
 
-    async fn sent(&self, batch_id: &str) -> Result<Vec<Sent>, Error> {
+    /// The stored trades of a batch.
+    async fn sent_trades(&self, batch_id: &str) -> Result<Vec<SentTrade>, Error> {
         serde_json::from_str(&self.repo.batch_payload(batch_id).await?)
             .map_err(|error| Error::Damaged(error.to_string()))
     }
@@ -331,9 +336,9 @@ impl Service {
         let left_out: BTreeSet<(String, u64)> = receipt
             .failed_trades
             .iter()
-            .map(|(token, number)| (token.to_string(), *number))
+            .map(|failed| (failed.token.to_string(), failed.number))
             .collect();
-        let sent = self.sent(batch_id).await?;
+        let sent = self.sent_trades(batch_id).await?;
         let failed = sent
             .iter()
             .filter(|trade| left_out.contains(&(trade.token.clone(), trade.number)))
@@ -342,7 +347,7 @@ impl Service {
         self.close_batch(&mut batch, &failed, None).await
     }
 
-    /// Ends the batch and its operations: all failed with `reason`, or final except `failed`.
+    /// Ends the batch and its operations. With `reason` all fail, otherwise only those in `failed`.
     async fn close_batch(
         &self,
         batch: &mut Batch,
@@ -395,14 +400,14 @@ impl Service {
         self.repo.save_batch_in_tx(&mut tx, batch).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
-        ended.iter().for_each(count);
+        ended.iter().for_each(count_ended);
         self.batch_changes.send_modify(|changes| *changes += 1);
         Ok(())
     }
 
-    /// Returns the batch, after waiting up to `wait` for it to be final. It reads the receipt at
-    /// once and at every block: that is earlier than the receipt's event, and finds the receipt of
-    /// a block that was read before the batch's transaction hash was stored.
+    /// Waits up to `wait` for the batch to end and returns it. Reads the receipt at once and at
+    /// every block, which is earlier than its event. This also finds the receipt of a block that
+    /// was read before the batch's transaction hash was stored.
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
         let mut changes = self.batch_changes.subscribe();
@@ -437,15 +442,15 @@ impl Service {
         }
     }
 
-    /// Resumes batches after a crash or a missed receipt. After a batch that cannot be submitted,
-    /// later ones are not submitted either, because they may depend on it; only their receipts are
+    /// Resumes batches after a crash or a missed receipt. If a batch cannot be submitted, later
+    /// ones are not submitted either, because they may depend on it. The receipts of later ones are
     /// read.
     pub(super) async fn resume_batches(&self) -> Result<(), Error> {
         let mut first_refused = None;
         for batch in self.repo.open_batches().await? {
             match &batch.tx_hash {
                 Some(tx_hash) => {
-                    leave("batch", &batch.batch_id, self.on_receipt(tx_hash).await);
+                    log_failure("batch", &batch.batch_id, self.on_receipt(tx_hash).await);
                 }
                 None if first_refused.is_none() => {
                     let _lock = self.object_locks.lock(&batch.batch_id).await;
@@ -459,9 +464,9 @@ impl Service {
         first_refused.map_or(Ok(()), Err)
     }
 
-    /// The operation of a TradeExecuted event (T11), stored under the trade's id. Its chain step
-    /// starts only when settlement sends the trade, after the money.
-    pub async fn operation_of_trade(
+    /// Builds the operation of a TradeExecuted event (T11). Its chain step starts only when
+    /// settlement sends the trade, after the ledger transaction.
+    pub async fn trade_operation(
         &self,
         meta: &RequestMeta,
         leg: &TradeLeg,
@@ -471,8 +476,8 @@ impl Service {
         Ok(operation_of(leg, units_minor, meta, self.now_us()))
     }
 
-    /// Stores trades in one transaction, each event once.
-    pub async fn enter_trades(
+    /// Stores the operations of trades in one transaction, each event once.
+    pub async fn store_trades(
         &self,
         consumer: &str,
         trades: Vec<(Uuid, Operation)>,
@@ -490,6 +495,7 @@ impl Service {
     }
 }
 
+/// The operation of a trade in status CREATED.
 pub(super) fn operation_of(
     leg: &TradeLeg,
     units_minor: i64,
@@ -520,9 +526,9 @@ pub(super) fn operation_of(
     operation
 }
 
-/// How a known trade affects its new batch.
+/// How a batch treats a trade that is stored already.
 enum BatchInclusion {
-    /// Stored from its event, or left out of an earlier batch.
+    /// The batch contains it. It was stored from its event, or left out of an earlier batch.
     Included(Box<Operation>),
     /// Settled by this transaction.
     Settled(Option<String>),
@@ -532,6 +538,7 @@ enum BatchInclusion {
     Other,
 }
 
+/// Decides how a batch treats a stored trade; `wanted` is the trade of the request.
 fn include(mut stored: Operation, wanted: &Operation, now_us: i64) -> BatchInclusion {
     let is_same = stored.instrument_id == wanted.instrument_id
         && stored.units_minor == wanted.units_minor
@@ -556,7 +563,7 @@ fn include(mut stored: Operation, wanted: &Operation, now_us: i64) -> BatchInclu
     stored.progress = wanted.progress;
     stored.rejection = wanted.rejection.clone();
     if stored.status == Status::Rejected && wanted.status == Status::Processing {
-        // A sanctions hit was cleared: the trade is processed again.
+        // The sanctions hit is cleared, so the trade is processed again.
         stored.status = Status::Created;
     }
     if stored.status == Status::Failed && wanted.status == Status::Rejected {
@@ -566,7 +573,7 @@ fn include(mut stored: Operation, wanted: &Operation, now_us: i64) -> BatchInclu
     BatchInclusion::Included(Box::new(stored))
 }
 
-/// Marks a trade as failed before the chain; settlement retries it once and then reverses it.
+/// Lists a trade as failed before the chain. Settlement retries it once and then reverses it.
 fn leave_out(batch: &mut Batch, leg: &TradeLeg, reason: &str) {
     tracing::error!(
         batch_id = batch.batch_id,

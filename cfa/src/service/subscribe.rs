@@ -1,30 +1,31 @@
-//! Subscriptions: an investor's own offer to buy units of an issue, with its payment held in the
-//! ledger. Only an issue with the same units and payment may use it (D46).
+//! Subscriptions. A subscription is an investor's own offer to buy units of an issue. The ledger
+//! holds its payment. Only an issue with the same units and payment may use it (D46).
 
 use futures::future::join_all;
 use service_clients::ledger::NewHold;
 use service_clients::{CallError, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
-use super::workers::leave;
+use super::workers::log_failure;
 use super::{PEER_CALLS, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, Operation, Subscription, SubscriptionStatus};
 use crate::peers::SOURCE;
-use crate::repo::NewRow;
+use crate::repo::SubscriptionInsert;
 
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
-/// Life of a subscription without an own end, and the longest.
-const LIFE_US: i64 = 30 * DAY_US;
-const LIFE_US_MAX: i64 = 366 * DAY_US;
-/// Subscriptions of one investor that are pending, active or not released yet.
+/// Lifetime of a subscription without `expires_at`.
+const LIFETIME_US: i64 = 30 * DAY_US;
+/// Limit of a subscription's lifetime.
+const LIFETIME_US_MAX: i64 = 366 * DAY_US;
+/// Limit of an investor's subscriptions that are pending, active or not released yet.
 const LIVE_MAX: i64 = 100;
-/// Subscriptions per sweep.
+/// Limit of subscriptions per sweep.
 const SWEEP_MAX: i64 = 100;
-/// Another call with the key was refused and has deleted the row: a repeat is a new call.
+/// Another call with the key was refused and has deleted the row, so a repeat is a new call.
 const GONE: Error = Error::Unavailable("Subscription");
-/// Reason of a hold that only uses up its id.
+/// Reason in the ledger of a hold made and released by `void_hold`.
 const VOID: &str = "Subscription has ended";
 
 /// An offer to buy units.
@@ -39,12 +40,12 @@ pub struct NewSubscription {
 }
 
 impl Service {
-    /// Records an offer and holds its payment, once per key; true for a repeat.
+    /// Stores an offer and holds its payment, once per key. True for a repeat.
     ///
     /// # Errors
-    /// `InstrumentNotActive`, `UserBlocked`, `KycTooLow`, `TooManySubscriptions`, a bad field; the
-    /// ledger's refusal to hold the payment, after which nothing is stored. `Unavailable`: the
-    /// sweep or a repeat makes the hold.
+    /// `InstrumentNotActive`, `UserBlocked`, `KycTooLow`, `TooManySubscriptions`, an invalid field;
+    /// the ledger's refusal to hold the payment. Nothing is stored then. After `Unavailable` of the
+    /// ledger the sweep or a repeat makes the hold.
     pub async fn subscribe(
         &self,
         meta: &RequestMeta,
@@ -62,13 +63,14 @@ impl Service {
         }
         self.active_instrument(&new.instrument_id).await?;
         let now_us = self.now_us();
-        let expires_at_us = new.expires_at_us.unwrap_or(now_us + LIFE_US);
-        if expires_at_us <= now_us || expires_at_us > now_us + LIFE_US_MAX {
+        let expires_at_us = new.expires_at_us.unwrap_or(now_us + LIFETIME_US);
+        if expires_at_us <= now_us || expires_at_us > now_us + LIFETIME_US_MAX {
             let why = "must be in the future, at most a year away";
             return Err(Refusal::field("expires_at", why).into());
         }
-        let unfit = self.peers.unfit(&meta.correlation_id, investor_id).await?;
-        if let Some(refusal) = unfit {
+        let correlation_id = &meta.correlation_id;
+        let refusal = self.peers.user_refusal(correlation_id, investor_id).await?;
+        if let Some(refusal) = refusal {
             return Err(refusal.into());
         }
         let subscription = Subscription {
@@ -90,9 +92,11 @@ impl Service {
             .insert_subscription(&subscription, LIVE_MAX)
             .await?
         {
-            NewRow::Stored => Ok((self.complete_subscription(subscription, true).await?, false)),
-            NewRow::TooMany => Err(Refusal::TooManySubscriptions.into()),
-            NewRow::KeyUsed => {
+            SubscriptionInsert::Stored => {
+                Ok((self.complete_subscription(subscription, true).await?, false))
+            }
+            SubscriptionInsert::TooMany => Err(Refusal::TooManySubscriptions.into()),
+            SubscriptionInsert::KeyUsed => {
                 let stored = self.repo.subscription_by_key(&new.investor_id, key).await?;
                 let stored = stored.ok_or(GONE)?;
                 self.repeated_subscription(stored, &new, units_minor).await
@@ -100,7 +104,8 @@ impl Service {
         }
     }
 
-    /// The stored subscription of a used key. Other content is warned of and counted (D50).
+    /// Returns the stored subscription of a used key. Logs and counts a request with other content
+    /// (D50).
     async fn repeated_subscription(
         &self,
         stored: Subscription,
@@ -117,8 +122,8 @@ impl Service {
         Ok((self.complete_subscription(stored, false).await?, true))
     }
 
-    /// Ends a pending or active subscription; its payment is available again. A repeat changes
-    /// nothing.
+    /// Cancels a pending or active subscription and releases its payment. The sweep retries a
+    /// failed release. A repeat changes nothing and returns true.
     ///
     /// # Errors
     /// `SubscriptionNotFound`; `OperationState` once it is used or expired.
@@ -134,14 +139,14 @@ impl Service {
         let cancelled = SubscriptionStatus::Cancelled;
         let ended = self.end_subscription(id, cancelled, &meta.actor).await?;
         let Some(ended) = ended else {
-            // Another call was first.
+            // Another call has ended or used it meanwhile.
             let now = self.require_subscription(id).await?;
             return match now.status {
                 SubscriptionStatus::Cancelled => Ok((now, true)),
                 _ => Err(Refusal::OperationState.into()),
             };
         };
-        leave("subscription", id, self.step_subscription(id, false).await);
+        log_failure("subscription", id, self.step_subscription(id, false).await);
         Ok((ended, false))
     }
 
@@ -163,7 +168,7 @@ impl Service {
         found.await?.map(drop).ok_or(Refusal::NotSubscribed.into())
     }
 
-    /// Uses a subscription for an issue against payment; the issue pays from its hold.
+    /// Uses a subscription for an issue against payment. The issue is paid from its hold.
     pub(super) async fn use_subscription_in_tx(
         &self,
         tx: &mut events::Tx,
@@ -176,7 +181,7 @@ impl Service {
         let found = found.await?.ok_or(Refusal::NotSubscribed)?;
         let id = &found.subscription_id;
         if !self.repo.use_subscription_in_tx(tx, id, issue).await? {
-            // Another issue or its cancellation was first.
+            // Another issue has used it, or it was cancelled.
             return Err(Refusal::NotSubscribed.into());
         }
         issue.hold_id = Some(derived::subscription_hold(id).to_string());
@@ -195,7 +200,7 @@ impl Service {
         self.repo.save_operation_in_tx(tx, issue).await
     }
 
-    /// Activates the subscription of an issue that is taken back; its money is still held.
+    /// Reactivates the subscription of an issue that is deleted. Its payment is still held.
     pub(super) async fn restore_subscription_in_tx(
         &self,
         tx: &mut events::Tx,
@@ -219,18 +224,18 @@ impl Service {
         self.repo.publish_in_tx(tx, &[record]).await
     }
 
-    /// Makes the holds and releases that are left, and ends what has expired.
+    /// Ends expired subscriptions, then makes the holds and releases that are left.
     pub(super) async fn sweep_subscriptions(&self, before_us: i64) -> Result<(), Error> {
         let expired = self.repo.expired_subscriptions(self.now_us(), SWEEP_MAX);
         for subscription in expired.await? {
             let id = &subscription.subscription_id;
             let ended = self.end_subscription(id, SubscriptionStatus::Expired, SOURCE);
-            leave("subscription", id, ended.await.map(drop));
+            log_failure("subscription", id, ended.await.map(drop));
         }
         let open = self.repo.open_subscriptions(before_us, SWEEP_MAX).await?;
         for round in open.chunks(PEER_CALLS) {
             let steps = round.iter().map(|of| self.retry_step(&of.subscription_id));
-            // A ledger that does not answer costs one round per sweep.
+            // While the ledger does not answer, one round per sweep is enough.
             if join_all(steps).await.contains(&true) {
                 break;
             }
@@ -241,24 +246,25 @@ impl Service {
         Ok(())
     }
 
-    /// A step in the sweep; true if the ledger does not answer. One that fails goes to the end of
-    /// the queue, so that it does not hold up the others.
+    /// Retries a step in the sweep. True if the ledger does not answer. A subscription whose step
+    /// fails moves to the end of the queue, so it does not delay the others.
     async fn retry_step(&self, id: &str) -> bool {
         let Err(error) = self.step_subscription(id, false).await else {
             return false;
         };
-        let is_away = matches!(error, Error::Unavailable(_));
+        let is_unavailable = matches!(error, Error::Unavailable(_));
         match self.repo.postpone_subscription(id, self.now_us()).await {
-            Ok(true) => leave("subscription", id, Err(error)),
+            Ok(true) => log_failure("subscription", id, Err(error)),
             Ok(false) => {
                 tracing::info!(id, %error, "subscription deleted: its payment is not held")
             }
-            Err(store) => leave("subscription", id, Err(store)),
+            Err(store) => log_failure("subscription", id, Err(store)),
         }
-        is_away
+        is_unavailable
     }
 
-    /// The subscription with its payment held. `is_first`: no earlier call can have asked for it.
+    /// Holds the payment of a pending subscription and returns the subscription. `is_first`: no
+    /// earlier call can have requested the hold.
     async fn complete_subscription(
         &self,
         stored: Subscription,
@@ -273,8 +279,8 @@ impl Service {
         completed.ok_or(GONE)
     }
 
-    /// Ends a pending or active subscription; `None` if it is neither. Its money is still held.
-    /// Does not wait for a step of the sweep, whose own change then fails.
+    /// Ends a pending or active subscription. `None` if it is neither. Its payment is still held.
+    /// Does not wait for a concurrent step, whose own change of the status then fails.
     async fn end_subscription(
         &self,
         id: &str,
@@ -291,7 +297,8 @@ impl Service {
                 return Ok(None);
             }
             subscription.status = status;
-            // Not saved: PENDING has become ACTIVE or ACTIVE USED, at most twice and once back.
+            // The status has changed meanwhile. It changes a few times at most: PENDING to ACTIVE,
+            // ACTIVE to USED, and back.
             if self
                 .save_subscription(&mut subscription, before, true, actor)
                 .await?
@@ -301,7 +308,7 @@ impl Service {
         }
     }
 
-    /// Makes the hold of a pending subscription, or releases that of an ended one.
+    /// Makes the hold of a pending subscription, or releases the hold of an ended one.
     async fn step_subscription(&self, id: &str, is_first: bool) -> Result<(), Error> {
         let _lock = self.object_locks.lock(id).await;
         let Some(mut subscription) = self.repo.subscription(id).await? else {
@@ -324,7 +331,7 @@ impl Service {
             .map(drop)
     }
 
-    /// Makes the hold. If the ledger refuses it, the subscription is deleted.
+    /// Makes the hold of the payment. If the ledger refuses it, deletes the subscription.
     async fn hold_payment(&self, subscription: &Subscription, is_first: bool) -> Result<(), Error> {
         let (investor_id, id) = (&subscription.investor_id, &subscription.subscription_id);
         let hold_id = derived::subscription_hold(id);
@@ -336,14 +343,15 @@ impl Service {
             reason: &format!("Subscription {id} to {}", subscription.instrument_id),
             owner: SOURCE,
             destination: None,
-            // The service ends it first; this bounds what a fault could leave held.
+            // The service ends the subscription first. This bounds how long a fault could hold
+            // money.
             expires_at_us: Some(subscription.expires_at_us + DAY_US),
         };
         let context = caused_by(&subscription.correlation_id);
         let ledger = &self.peers.ledger;
         let refusal = match ledger.create_hold(&context, new).await.map_err(Error::from) {
             Ok(hold) if hold.is_active() && hold.amount == payment.decimal() => return Ok(()),
-            // That of `void_hold`: the payment was refused before, then the process ended.
+            // The hold of `void_hold`: the payment was refused before, then the process ended.
             Ok(hold) if hold.is_active() || hold.is_money_available() => {
                 ledger.release_hold(&context, hold_id, VOID).await?;
                 GONE
@@ -353,7 +361,7 @@ impl Service {
                 if !is_first {
                     self.void_hold(subscription).await?;
                 }
-                match error.is_for("SUB_ACCOUNT_NOT_FOUND") {
+                match error.has_reason("SUB_ACCOUNT_NOT_FOUND") {
                     true => Refusal::InsufficientBalance.into(),
                     false => error,
                 }
@@ -364,8 +372,9 @@ impl Service {
         Err(refusal)
     }
 
-    /// Uses up the id of a hold that was not made: a call whose answer was lost may still arrive.
-    /// The ledger takes an id once, so with a released hold of one kopeck that call is a repeat.
+    /// Invalidates the id of a hold that was not made. A create call whose answer was lost may
+    /// still arrive. The ledger accepts an id once, so a released hold of one kopeck makes that
+    /// call a repeat without effect.
     async fn void_hold(&self, subscription: &Subscription) -> Result<(), Error> {
         let hold_id = derived::subscription_hold(&subscription.subscription_id);
         let new = NewHold {
@@ -380,15 +389,15 @@ impl Service {
         let context = caused_by(&subscription.correlation_id);
         let ledger = &self.peers.ledger;
         match ledger.create_hold(&context, new).await {
-            // If the late call was first, this is its hold.
+            // If the late call has arrived before, this is its hold.
             Ok(_) => Ok(ledger.release_hold(&context, hold_id, VOID).await?),
-            // Without a kopeck, or frozen, the late call would be refused as well.
+            // An account without a kopeck, or a frozen one, refuses the late call too.
             Err(CallError::Refused(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Releases the hold; one that was never made cannot be made any more.
+    /// Releases the hold. If it was never made, invalidates its id.
     async fn release_payment(&self, subscription: &Subscription) -> Result<(), Error> {
         let hold_id = derived::subscription_hold(&subscription.subscription_id);
         let reason = format!("Subscription {}", subscription.status);
@@ -400,7 +409,7 @@ impl Service {
         }
     }
 
-    /// Stores a new status with its audit record; false if another change was first.
+    /// Stores a new status with its audit record. False if the stored status is not `before`.
     async fn save_subscription(
         &self,
         subscription: &mut Subscription,
@@ -415,7 +424,7 @@ impl Service {
             .repo
             .save_subscription_in_tx(&mut tx, subscription, before, has_step)
             .await?;
-        // The release after an end is not an act of its own.
+        // A release after the end does not change the status and has no audit record.
         if saved && subscription.status != before {
             let record = publish::audit(
                 &format!("subscription.{}", status.to_lowercase()),

@@ -1,5 +1,5 @@
-//! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally for
-//! CFA-RUB in the same exchange.
+//! TransferCfa (specification 4.1, T02, T11): moves units from one user to another. Only the
+//! transfer of a trade has a payment.
 
 use service_clients::{OperationType, caused_by};
 use types::Decimal;
@@ -9,7 +9,7 @@ use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, unfit_rejection,
+    Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, user_rejection,
 };
 use crate::repo::Inserted;
 
@@ -19,11 +19,12 @@ pub struct NewTransfer {
     pub from_user_id: String,
     pub to_user_id: String,
     pub amount: Decimal,
-    /// Set: the transfer of this trade, executed by settlement with its money leg; one per trade
-    /// (T11).
+    /// Empty: a plain transfer. Otherwise the trade, which has one transfer (T11). Settlement
+    /// executes it with the payment.
     pub trade_id: String,
-    /// Of a trade: paid by the receiver to the sender, and the fee on top, in kopecks.
+    /// Payment of a trade from the receiver to the sender, in kopecks.
     pub payment_minor: i64,
+    /// Fee of a trade on top of the payment, in kopecks.
     pub fee_minor: i64,
 }
 
@@ -110,7 +111,7 @@ impl Service {
     }
 
     /// Asks identity about both sides of a transfer: profile, limits, sanctions lists. `Some`:
-    /// refused.
+    /// rejected.
     async fn transfer_refusal(
         &self,
         operation: &Operation,
@@ -118,9 +119,10 @@ impl Service {
         let sides = [&operation.from_user_id, &operation.to_user_id];
         let mut refusal = None;
         for user_id in sides {
-            // The response to a blocked user's call, whichever side is blocked (D47).
-            let unfit = self.peers.unfit(&operation.correlation_id, user_id).await?;
-            refusal = refusal.or(unfit.as_ref().map(unfit_rejection));
+            // A block of either side gives the refusal of a blocked user's own call (D47).
+            let correlation_id = &operation.correlation_id;
+            let refused = self.peers.user_refusal(correlation_id, user_id).await?;
+            refusal = refusal.or(refused.as_ref().map(user_rejection));
         }
         if refusal.is_none() {
             refusal = self.peers.check_limits(operation).await?;
@@ -136,12 +138,12 @@ impl Service {
         Ok(refusal)
     }
 
-    /// The transfer of a trade. Settlement sends it in a batch, after the trade's ledger
-    /// transaction (`design.md` 4), so this only enters it, like the trade's event. A trade unknown
-    /// to both the event and the ledger does not exist (T11).
+    /// Stores the transfer of a trade, as the trade's event does. Settlement sends it in a batch,
+    /// after the trade's ledger transaction (`design.md` 4).
     ///
     /// # Errors
-    /// `Operation not found`; `ReferenceTaken` if the stored trade differs.
+    /// `OperationNotFound` for a trade that neither an event nor the ledger has (T11).
+    /// `ReferenceTaken` if the stored trade differs.
     async fn trade_transfer(
         &self,
         meta: &RequestMeta,
@@ -159,8 +161,8 @@ impl Service {
             fee_minor: request.fee_minor,
         };
         let wanted = operation_of(&leg, units_minor, meta, self.now_us());
-        if let Some(noted) = self.repo.operation_of_trade(&leg.trade_id).await? {
-            return same_trade(noted, &wanted);
+        if let Some(stored) = self.repo.operation_of_trade(&leg.trade_id).await? {
+            return same_trade(stored, &wanted);
         }
         let posted = self
             .peers
@@ -189,6 +191,10 @@ impl Service {
     }
 }
 
+/// Returns the stored operation of a trade as a repeat.
+///
+/// # Errors
+/// `ReferenceTaken` if it differs from `wanted`.
 fn same_trade(stored: Operation, wanted: &Operation) -> Result<OperationResult, Error> {
     let is_same = stored.instrument_id == wanted.instrument_id
         && stored.units_minor == wanted.units_minor

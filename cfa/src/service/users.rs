@@ -1,8 +1,9 @@
 //! Users' on-chain addresses and the allow-list.
 //!
-//! The allow-list transaction is in the same queue as all others, so later submissions are executed
-//! after it without waiting for its receipt (D27: after UserCreated, and lazily before the first
-//! tokens). Its submission and its confirmation are published on the ledger's topic (6.5).
+//! A user is put on the allow-list after UserCreated, or at the latest before the first tokens
+//! (D27). The allow-list transaction has a nonce below that of later submissions, so they need not
+//! wait for its receipt. Its submission and its confirmation are published on the ledger's topic
+//! (6.5).
 
 use std::sync::PoisonError;
 
@@ -14,14 +15,14 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use chain::{Action, Address, Receipt, ReceiptStatus};
 
-/// Allow-list transactions per sweep.
+/// Limit of allow-list transactions per sweep.
 const REGISTRATIONS_MAX: i64 = 100;
 
 impl Service {
-    /// Submits the users' addresses for the allow-list, unless submitted already.
+    /// Submits an allow-list transaction for those of the users that have none yet.
     ///
     /// # Errors
-    /// `AddressTaken` if two ids have the same address (T14); the chain's errors.
+    /// `AddressTaken` if another user has the same address (T14); errors of the chain.
     pub async fn ensure_registered(
         &self,
         user_ids: &[&str],
@@ -29,7 +30,7 @@ impl Service {
     ) -> Result<(), Error> {
         let mut missing: Vec<String> = Vec::new();
         for user_id in user_ids {
-            if !self.address_noted(user_id).await? && !missing.iter().any(|known| known == user_id)
+            if !self.store_address(user_id).await? && !missing.iter().any(|known| known == user_id)
             {
                 missing.push((*user_id).to_owned());
             }
@@ -59,18 +60,18 @@ impl Service {
             })
             .collect();
         self.repo
-            .mark_ordered(&missing, &tx_hash, correlation_id, &requested)
+            .mark_submitted(&missing, &tx_hash, correlation_id, &requested)
             .await?;
         tracing::info!(users = missing.len(), tx_hash = %submitted.tx_hash,
             "allow-list transaction submitted");
         for user_id in &missing {
-            self.remember(user_id);
+            self.cache_registered(user_id);
         }
         Ok(())
     }
 
-    /// Publishes that users are on the allow-list, given the receipt of their transaction. A
-    /// reverted one stays open and is logged.
+    /// Applies the receipt of an allow-list transaction: publishes that its users are on the list.
+    /// A reverted transaction stays open and is logged.
     ///
     /// # Errors
     /// Errors of the chain and the store.
@@ -100,8 +101,8 @@ impl Service {
         self.repo.confirm_registered(tx_hash, &confirmed).await
     }
 
-    /// Reads receipts of allow-list transactions whose event arrived before their hash was stored,
-    /// or never.
+    /// Reads the receipts of unconfirmed allow-list transactions. Their event may be lost, or may
+    /// have arrived before the hash was stored.
     pub(super) async fn confirm_registrations(&self) -> Result<(), Error> {
         for tx_hash in self.repo.open_registrations(REGISTRATIONS_MAX).await? {
             self.on_receipt(&tx_hash).await?;
@@ -109,11 +110,11 @@ impl Service {
         Ok(())
     }
 
-    /// Stores the user's address; true if it is on the allow-list or submitted for it.
+    /// Stores the user's address. True if its allow-list transaction was submitted.
     ///
     /// # Errors
-    /// A `Refusal` if the id has no address of its own (T14).
-    pub(super) async fn address_noted(&self, user_id: &str) -> Result<bool, Error> {
+    /// A `Refusal` if the id is invalid or another user has the address (T14).
+    pub(super) async fn store_address(&self, user_id: &str) -> Result<bool, Error> {
         if self
             .registered
             .lock()
@@ -126,17 +127,17 @@ impl Service {
             return Err(Refusal::field("user_id", "must not be empty or contain `:`").into());
         }
         let address = Address::of_user(user_id).to_string();
-        let ordered = self
+        let submitted = self
             .repo
-            .note_address(user_id, &address, self.now_us())
+            .store_address(user_id, &address, self.now_us())
             .await?;
-        if ordered {
-            self.remember(user_id);
+        if submitted {
+            self.cache_registered(user_id);
         }
-        Ok(ordered)
+        Ok(submitted)
     }
 
-    fn remember(&self, user_id: &str) {
+    fn cache_registered(&self, user_id: &str) {
         self.registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

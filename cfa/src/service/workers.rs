@@ -1,6 +1,6 @@
-//! Background work: follows the chain with the holder registry, resumes operations after a crash or
-//! an unavailable peer (T13), polls payouts without an event (T29), and starts redemptions at
-//! maturity.
+//! Background tasks. One applies new blocks to the holder registry. The other, the sweep, resumes
+//! operations after a crash or an unavailable peer (T13), polls payouts without an event (T29), and
+//! starts redemptions at maturity.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::error::Error;
 use crate::model::{Flow, Operation, Status};
 use crate::saga::{Chain, Payout};
 
-/// Younger operations are still being driven by their caller.
+/// The sweep skips operations changed within this time: their caller still drives them.
 const QUIET_US: i64 = 1_500_000;
-/// Payouts are polled in every n-th sweep: normally the event arrives.
+/// Payouts are polled in every n-th sweep, because normally their event arrives.
 const PAYOUT_SWEEPS: u64 = 10;
-/// Rows per read.
+/// Operations per page.
 const SWEEP_PAGE: i64 = 500;
 
 /// Applies new blocks to the holder registry.
@@ -44,7 +44,7 @@ pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: Cancell
     let interval = Duration::from_millis(service.config.sweep_interval_ms.max(1));
     let mut sweeps = 0u64;
     loop {
-        // Cancelled at shutdown as by a crash: every step can be repeated.
+        // Shutdown cancels the sweep as a crash would: every step is idempotent.
         let swept = tokio::select! {
             biased;
             () = shutdown.cancelled() => return,
@@ -66,11 +66,12 @@ pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: Cancell
 }
 
 impl Service {
-    /// One sweep over all open operations. `all` includes those changed just now.
+    /// Runs one sweep over the open operations. `ask_payouts`: polls payouts. `all`: includes
+    /// operations changed within `QUIET_US`.
     pub async fn sweep_once(&self, ask_payouts: bool, all: bool) -> Result<(), Error> {
         for instrument in self.repo.draft_instruments().await? {
             let instrument_id = instrument.instrument_id.clone();
-            leave(
+            log_failure(
                 "instrument",
                 &instrument_id,
                 self.complete_instrument(instrument).await.map(|_| ()),
@@ -82,7 +83,7 @@ impl Service {
             self.now_us() - QUIET_US
         };
         let mut after = (i64::MIN, String::new());
-        let mut identity_is_away = false;
+        let mut is_identity_unavailable = false;
         loop {
             let page = self
                 .repo
@@ -92,36 +93,39 @@ impl Service {
             after = (last.updated_at_us, last.operation_id.clone());
             for operation in &page {
                 let id = &operation.operation_id;
-                // One of them waits long enough for identity.
+                // One timeout of identity per sweep is enough.
                 let asks_identity = operation.limit_use().is_some();
-                if identity_is_away && asks_identity && operation.progress.waits_for_limit() {
+                if is_identity_unavailable && asks_identity && operation.progress.waits_for_limit()
+                {
                     continue;
                 }
                 let resumed = self.resume(operation, ask_payouts).await;
-                let away = IdentityClient::SERVICE;
-                identity_is_away |= matches!(resumed, Err(Error::Unavailable(of)) if of == away);
-                leave("operation", id, resumed);
+                let identity = IdentityClient::SERVICE;
+                is_identity_unavailable |=
+                    matches!(resumed, Err(Error::Unavailable(of)) if of == identity);
+                log_failure("operation", id, resumed);
             }
         }
-        leave("releases", "", self.report_releases().await);
-        leave("batches", "", self.resume_batches().await);
-        leave("registrations", "", self.confirm_registrations().await);
+        log_failure("releases", "", self.report_releases().await);
+        log_failure("batches", "", self.resume_batches().await);
+        log_failure("registrations", "", self.confirm_registrations().await);
         self.start_due_redemptions().await?;
         self.report_unrecorded().await?;
         for redemption_id in self.repo.open_redemption_ids().await? {
-            leave(
+            log_failure(
                 "redemption",
                 &redemption_id,
                 self.drive_redemption(&redemption_id).await.map(|_| ()),
             );
         }
         let subscriptions = self.sweep_subscriptions(before_us).await;
-        leave("subscriptions", "", subscriptions);
-        leave("limits", "", self.end_limits().await);
-        leave("quarantined tokens", "", self.halt_quarantined().await);
+        log_failure("subscriptions", "", subscriptions);
+        log_failure("limits", "", self.end_limits().await);
+        log_failure("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())
     }
 
+    /// Resumes an operation: reads a missed receipt, polls a released payout, or drives it.
     async fn resume(&self, operation: &Operation, ask_payouts: bool) -> Result<(), Error> {
         if operation.status == Status::Blocked && !operation.progress.refunding {
             return Ok(());
@@ -141,8 +145,8 @@ impl Service {
     }
 }
 
-/// Logs a failure, so that the sweep continues with the others.
-pub(super) fn leave(what: &str, id: &str, outcome: Result<(), Error>) {
+/// Logs a failure instead of returning it, so the sweep continues.
+pub(super) fn log_failure(what: &str, id: &str, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         tracing::warn!(what, id, %error, "cannot be resumed yet, retrying at the next sweep");
     }

@@ -11,11 +11,11 @@ import {CfaToken} from "./CfaToken.sol";
 /// failed call removes only its trade from the batch (`TradeFailed`).
 ///
 /// A batch is accepted once by its id, a trade once by its number. Trades have dense numbers per
-/// token from 1, so "seen" is one bit, 256 per storage slot. The revert of a failed trade also clears
-/// its bit: a later batch can contain the trade again.
+/// token from 1, so "seen" is one bit, 256 per storage slot. The revert of a failed trade also
+/// clears its bit: a later batch can contain the trade again.
 contract Settlement is AgentRole {
-    /// Enough for the costliest trade (every slot cold and new). So a gas limit that is too low fails
-    /// the whole batch and never a single trade.
+    /// Enough for the costliest trade (every slot cold and new). So a gas limit that is too low
+    /// fails the whole batch and never a single trade.
     uint256 public constant GAS_RESERVE_PER_TRADE = 300_000;
 
     CfaToken public immutable money;
