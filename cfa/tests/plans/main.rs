@@ -1,8 +1,7 @@
-//! No statement of the service gets slower as the stores grow.
+//! No SQL statement of the service costs more as its stores grow.
 //!
-//! Every statement executed in the life of deposits, trades, redemptions and sweeps is explained on
-//! the databases it ran on. A test binary of its own, because the record of statements is
-//! process-wide.
+//! The test runs deposits, trades, redemptions and sweeps, then explains every executed statement
+//! on its database. It is a separate test binary, because the record of statements is process-wide.
 #![allow(clippy::inconsistent_digit_grouping)]
 
 #[path = "../service/faults.rs"]
@@ -79,7 +78,7 @@ async fn operations_of(world: &mut World, reference: &str) -> Vec<pb::CfaOperati
     listed.into_inner().operations
 }
 
-/// Trades from events and from settlement, and one that waits for ever.
+/// Trades from events and from settlement, and one that stays open.
 async fn trade(world: &mut World) {
     let executed = |number: u64| market::TradeExecutedEvent {
         context: context("trade"),
@@ -161,7 +160,7 @@ async fn redeem(world: &mut World) {
         payout_id: "payout-1".into(),
     };
     world.cfa.finalize_redemption(request).await.expect("asked");
-    // the trades above had no ledger postings, so these units are of another issue
+    // The trades above have no ledger postings, so these units are of another issue.
     world
         .register(|request| request.symbol = "BOND-2".into())
         .await
@@ -178,7 +177,7 @@ async fn redeem(world: &mut World) {
     assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
 }
 
-/// Subscriptions that are used, cancelled and left.
+/// Subscriptions that are used, cancelled and left active.
 async fn subscribe(world: &mut World) {
     for _ in 0..3 {
         let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;

@@ -12,7 +12,7 @@ use crate::world::*;
 
 const USERS: usize = 9;
 
-/// How the redemption of a user is to end.
+/// Expected end of a user's redemption.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Paid,
@@ -42,8 +42,9 @@ fn payout(user: usize) -> String {
     format!("payout-{user}")
 }
 
-/// Moves tokens of a user past the service, so that a burn finds too few, or back.
-async fn past_the_service(world: &mut World, user: usize, is_back: bool) {
+/// Burns tokens of a user without the service, so the service's burn reverts; with `is_back` mints
+/// them again.
+async fn move_tokens_directly(world: &mut World, user: usize, is_back: bool) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
     let token = token.parse().expect("address");
     let (account, units) = (chain::Address::of_user(&name(user)), 90_00);
@@ -67,7 +68,7 @@ async fn past_the_service(world: &mut World, user: usize, is_back: bool) {
     assert_eq!(receipt.status, chain::ReceiptStatus::Success);
 }
 
-/// Asks with one key until the call is answered.
+/// Repeats the call with one key until it is answered.
 async fn redeem(world: &World, user: usize) -> pb::CfaOperation {
     let mut cfa = world.cfa.clone();
     let request = pb::RedeemCfaRubRequest {
@@ -99,8 +100,8 @@ fn bank_answers(world: &World) {
     });
 }
 
-/// Every way to continue a redemption at once, while calls fail.
-async fn push(world: &World) {
+/// Continues all redemptions concurrently, by call and by sweep, while calls fail.
+async fn continue_all(world: &World) {
     bank_answers(world);
     let finalized = (0..USERS).map(|user| {
         let mut cfa = world.cfa.clone();
@@ -110,7 +111,7 @@ async fn push(world: &World) {
         };
         async move { cfa.finalize_redemption(request).await }
     });
-    // The results do not matter, only what is left behind.
+    // The results of the calls do not matter, only the stored states.
     tokio::join!(join_all(finalized), world.sweep());
 }
 
@@ -149,7 +150,7 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
     for user in 0..USERS {
         world.deposit(&name(user), "100.00").await;
         if End::of(user) == End::BurnReverts {
-            past_the_service(&mut world, user, false).await;
+            move_tokens_directly(&mut world, user, false).await;
         }
     }
     let seed = testkit::seed::seed(91);
@@ -157,13 +158,14 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
     let redeemed = join_all((0..USERS).map(|user| redeem(&world, user)));
     let redeemed = in_time("redemptions", redeemed).await;
     let ids: Vec<String> = redeemed.into_iter().map(|one| one.operation_id).collect();
-    in_time("the first round", push(&world)).await;
-    in_time("the second round", push(&world)).await;
+    in_time("the first round", continue_all(&world)).await;
+    in_time("the second round", continue_all(&world)).await;
     let (calls, answers) = world.faults.lost();
-    // A quarter of at least five calls a user is lost each way: fewer for one seed in 1 000.
+    // Of at least five calls per user a quarter is lost, and a quarter of the answers. One seed in
+    // 1 000 has fewer.
     let least = USERS as u32 / 3;
     assert!(calls > least && answers > least, "{calls}, {answers}");
-    // A restart in the middle; the bank and payments go on.
+    // The service restarts in the middle. Payments and the bank continue.
     let settings = Settings {
         double: Some(world.double.clone()),
         ..Settings::default()
@@ -171,7 +173,7 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
     world.stop().await;
     let mut world = World::with(folder.path(), settings).await;
     world.faults.start(seed.wrapping_add(100));
-    in_time("the round after the restart", push(&world)).await;
+    in_time("the round after the restart", continue_all(&world)).await;
     world.faults.stop();
     let operations = in_time("the ends", all_ended(&mut world, &ids)).await;
 
@@ -186,7 +188,7 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
             payout.is_some_and(|payout| payout.sent && payout.status() == PaymentStatus::Success);
         assert_eq!(is_paid, end == End::Paid, "user {user}");
         if end == End::BurnReverts {
-            past_the_service(&mut world, user, true).await;
+            move_tokens_directly(&mut world, user, true).await;
         }
         let (rest, units) = if is_paid {
             ("60.00", 60_00)

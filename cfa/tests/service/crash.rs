@@ -1,6 +1,5 @@
 //! The process is killed between a step of an issue or redemption and its record, then restarted.
-//! A deposit is minted once (T24); a redeeming user has either the money or the tokens, never both
-//! and never neither (R087).
+//! A deposit is minted once (T24). A redeeming user has either the money or the tokens (R087).
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -29,7 +28,7 @@ const PAYMENT: &str = "payment-1";
 /// Signal of `abort`.
 const SIGABRT: i32 = 6;
 
-/// The process that is killed; does nothing in an ordinary run.
+/// The child process that is killed. Does nothing in an ordinary test run.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_redeems_and_is_killed() {
     let (Ok(folder), Ok(url)) = (std::env::var(FOLDER), std::env::var(PEERS)) else {
@@ -78,8 +77,8 @@ async fn serve(double: &Arc<Peers>, stop: &CancellationToken) -> String {
     url
 }
 
-/// Runs an issue and a redemption in a process of its own until the failpoint kills it. The bank
-/// answers as soon as it has the payout.
+/// Runs an issue and a redemption in a child process until the failpoint kills it. The bank answers
+/// as soon as it has the payout.
 async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentStatus) {
     double.with(|outside| outside.stranger = Some(Person::default()));
     double.paid(PAYMENT, "alice", "100.00");
@@ -109,7 +108,7 @@ async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentS
     stop.cancel();
 }
 
-/// Payments sends what is released to the bank, which answers.
+/// Sets the bank's answer for all payouts that payments has sent.
 fn bank_answers(double: &Peers, answer: PaymentStatus) {
     double.with(|outside| {
         for payout in outside.payouts.values_mut().filter(|payout| payout.sent) {
@@ -210,7 +209,7 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
     use PaymentStatus::{Failed, Success};
     let _ = rustls::crypto::ring::default_provider().install_default();
     let refunded = (OperationStatus::Refunded, "100.00", 100_00, Failed);
-    // The bank has paid before the refund: the redemption ends as if it had not been stopped.
+    // The bank has paid before the refund: the redemption ends as if it had not been blocked.
     let paid = (OperationStatus::Finalized, "60.00", 60_00, Success);
     for (place, expected) in [
         (failpoint::BURN_SUBMITTED, refunded),
@@ -309,7 +308,7 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
             ..Settings::default()
         };
         let mut world = World::with(folder.path(), settings).await;
-        // Its event arrives as well.
+        // The deposit's event arrives too.
         world.publish_deposit(PAYMENT, "alice", "100.00").await;
         let minted = async {
             while world.balance("alice:CFA-RUB").await.balance.is_zero() {

@@ -26,7 +26,7 @@ enum Fault {
     None,
     /// The call does not arrive.
     CallLost,
-    /// The call takes effect, its answer is lost.
+    /// The call takes effect; its answer is lost.
     AnswerLost,
 }
 
@@ -45,7 +45,7 @@ impl Faults {
         (plan.calls_lost, plan.answers_lost)
     }
 
-    /// Method names of the calls of a service since the last question.
+    /// Removes and returns the method names of the calls to a service.
     pub fn take_calls(&self, service: &str) -> Vec<String> {
         let calls = std::mem::take(&mut self.plan().calls);
         let of_service = calls.iter().filter_map(|path| {

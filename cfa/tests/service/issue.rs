@@ -174,7 +174,7 @@ async fn r039_same_key_returns_the_stored_operation() {
         asked,
         "no service was called again"
     );
-    // another key with the same payment has no second effect; another user's key is another scope
+    // Another key with the same payment has no second effect. Another user's key is another scope.
     let other_key = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
@@ -281,7 +281,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         ),
         ("issuance.rejected", rejected[1].as_str(), "alice")
     );
-    // paid but refused: listed for an operator, who retries the issue or refunds (T24)
+    // The deposit is paid but refused. An operator retries the issue or refunds it (T24).
     let suspended = world
         .cfa
         .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
@@ -344,7 +344,8 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .deposits
             .is_empty()
     );
-    // the bank refuses: open again, and the next attempt is another payout
+    // The bank refuses the refund: the deposit is open again, and the next attempt is another
+    // payout.
     let first = "refund-pay KYC level too low";
     world.double.payout_becomes(first, PaymentStatus::Failed);
     let failed = payments::PayoutFailedEvent {
@@ -460,7 +461,7 @@ async fn r061_a_redelivered_fiat_deposited_mints_once() {
         .publish(&[first.clone(), first, again, last])
         .await
         .expect("published");
-    // finality without a call: receipts arrive as events
+    // Receipts arrive as events, so the operations become final without a call.
     world.balance_becomes("alice:CFA-RUB", "101.00").await;
     assert_eq!(world.supply("CFA-RUB").await, "101.00");
     let listed = pb::ListOperationsRequest {
@@ -574,7 +575,7 @@ async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic:
         .expect("operation"))
 }
 
-/// A deposit of a hundred roubles that was refused for its limit.
+/// Makes a deposit of a hundred roubles that its limit refuses.
 async fn refused_deposit(world: &mut World) {
     world.double.paid("pay-1", "alice", "100.00");
     world
@@ -654,7 +655,7 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
             let refused = world.cfa.issue_cfa_rub(request).await.expect_err(case);
             assert_unpaid(&refused, case);
         }
-        // Of a real payment: a part of it, or for another user.
+        // Part of a real payment, or a real payment of another user.
         world.double.paid("pay-1", "alice", "100.00");
         for (user, amount) in [("alice", "0.01"), ("mallory", "100.00")] {
             let request = request(user, amount, "pay-1", &key());
@@ -667,7 +668,7 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
     let listed = pb::ListOperationsRequest::default();
     let listed = world.cfa.list_operations(listed).await.expect("listed");
     assert_eq!(listed.into_inner().operations, []);
-    // The payment's own event still mints all of it.
+    // The payment's event still mints the whole amount.
     world.publish_deposit("pay-1", "alice", "100.00").await;
     world.balance_becomes("alice:CFA-RUB", "100.00").await;
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
@@ -737,7 +738,7 @@ async fn t24_a_refund_paid_by_the_bank_is_recorded_by_a_retry() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
-    // the response to the first call was lost before it was stored here
+    // The response to the first call was lost, so nothing is stored here.
     world.double.with(|outside| {
         let refund = payments::Payout {
             payout_id: "refund-pay-1".into(),
@@ -781,7 +782,7 @@ async fn t24_a_deposit_is_open_again_after_its_second_mint_reverts() {
         (refunded.operation_id.clone(), refunded.status()),
         (again.operation_id, OperationStatus::Refunded)
     );
-    // the refund is on its way: no key and no operator can issue tokens for it
+    // The refund is open: neither a call nor an operator can issue tokens for the deposit.
     call_contract(&mut world, "CFA-RUB", "unpause()").await;
     let issued = world
         .cfa

@@ -53,7 +53,7 @@ async fn r025_registration_deploys_an_own_contract() {
         (InstrumentType::CfaBond, "issuer")
     );
     assert!(registered.registered_at.is_some());
-    // the same key: the same instrument; the same symbol under another key: refused
+    // The same key returns the same instrument. Another key with the same symbol is refused.
     let again = world
         .register(|request| request.context = context("k-1"))
         .await
@@ -64,7 +64,7 @@ async fn r025_registration_deploys_an_own_contract() {
         (taken.code(), taken.message()),
         (tonic::Code::AlreadyExists, "Instrument already exists")
     );
-    // amounts must fit the decimals
+    // Amounts must fit the decimals.
     let error = world
         .cfa
         .issue_investment_cfa(issue_request("BOND-1", "alice", "1.5", None))
@@ -110,7 +110,7 @@ async fn r025_registration_deploys_an_own_contract() {
 async fn r306_an_issue_has_at_most_18_decimals() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    // 256 and 274 are 0 and 18 in one byte
+    // 256 and 274 would be 0 and 18 if they were truncated to a byte.
     for decimals in [19, 255, 256, 274, u32::MAX] {
         let error = world
             .register(|request| request.decimals = decimals)
@@ -535,7 +535,7 @@ async fn r032_block_hashes_are_recomputed() {
             (true, real.as_str())
         );
     }
-    // one digit differs
+    // One digit differs.
     let digit = if real.ends_with('0') { "1" } else { "0" };
     let other = format!("{}{digit}", &real[..real.len() - 1]);
     assert_eq!(other.len(), real.len());
@@ -720,7 +720,7 @@ async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
         2
     );
     assert_alert(&world, &done.redemption_id).await;
-    // another sweep and another call change nothing
+    // Another sweep and another call change nothing.
     world.sweep().await;
     assert_eq!(redemption(&mut world).await, done);
     let closed = world
@@ -783,7 +783,8 @@ async fn r097_the_timer_redeems_an_issue_at_its_maturity_and_no_other() {
     world.stop().await;
 }
 
-/// One audit record says that the issuer lacked the money, however many sweeps found it (R101).
+/// One audit record reports that the issuer lacked the money, although several sweeps found it
+/// (R101).
 async fn assert_alert(world: &World, redemption_id: &str) {
     let decoded = |event: &events::Event| {
         audit::AuditRecordEvent::decode(event.payload.as_slice()).expect("decodes")
@@ -1065,7 +1066,7 @@ async fn r098_units_without_a_nominal_are_not_redeemed() {
             )
         );
     }
-    // nor at maturity
+    // The sweep does not redeem the issue at maturity either.
     world.clock.advance_us(3_600_000_000);
     world.sweep().await;
     assert_untouched(&mut world, "2").await;
@@ -1081,7 +1082,7 @@ async fn r098_units_are_not_redeemed_without_payment() {
         .register(|request| request.decimals = 18)
         .await
         .expect("registered");
-    // 1000 roubles per unit: less than half a kopeck
+    // At 1000 roubles per unit these units are worth less than half a kopeck.
     let dust = "0.000000000000000001";
     world.issue("BOND-1", "alice", dust).await;
     let refused = [
@@ -1124,7 +1125,7 @@ async fn r099_record_date_is_the_day_of_maturity_or_today() {
         .await
         .expect("registered");
     world.issue("BOND-1", "alice", "2").await;
-    // 2000-01-01 is before the first holder
+    // 2000-01-01 is before the first holder.
     for date in [946_684_800, now - DAY, now + DAY, matures_at] {
         let refused = start(&world, "sandbox.operator", Some(date))
             .await
@@ -1136,7 +1137,7 @@ async fn r099_record_date_is_the_day_of_maturity_or_today() {
         );
         assert_untouched(&mut world, "2").await;
     }
-    // before maturity it is an operator's call
+    // Before maturity only an operator may call it.
     for date in [None, Some(now)] {
         let refused = start(&world, "sandbox.issuer.issuer", date)
             .await
@@ -1240,7 +1241,7 @@ async fn r330_http_reads_show_what_the_calls_return() {
     world.stop().await;
 }
 
-/// Uses the key of a future submission for a transaction that reverts.
+/// Submits a transaction that reverts under the key of a future submission.
 async fn revert_under(world: &mut World, key: &str) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
     let stranger = chain::Action::Mint {
@@ -1270,7 +1271,7 @@ async fn r025_a_reverted_deployment_is_retried_under_another_key() {
     let bond = world.register(|_| {}).await.expect("registered");
     assert_eq!(bond.status(), pb::InstrumentStatus::Active);
     world.issue("BOND-1", "alice", "1").await;
-    // a limited number of times
+    // The number of attempts is limited.
     for key in ["", ":1", ":2"] {
         revert_under(&mut world, &format!("instrument:BOND-2{key}")).await;
     }
@@ -1298,7 +1299,7 @@ async fn r098_a_failed_redemption_can_be_restarted() {
         record_date: None,
         reason: pb::RedemptionReason::Buyback.into(),
     };
-    // the funding reverts, then the distribution, then both succeed
+    // The funding reverts, then the distribution, then both succeed.
     for (key, status) in [
         ("k-1", pb::RedemptionStatus::Failed),
         ("k-2", pb::RedemptionStatus::Failed),
@@ -1615,7 +1616,7 @@ async fn r097_a_refused_holder_delays_no_other() {
     world.stop().await;
 }
 
-/// The chain's log, folded here, equals the holder registry (R217).
+/// The chain's transfers, summed here, equal the holder registry (R217).
 async fn assert_replay_gives_the_registry(world: &mut World) {
     let mut balances: std::collections::BTreeMap<(String, String), types::Decimal> =
         std::collections::BTreeMap::new();

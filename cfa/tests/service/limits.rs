@@ -1,5 +1,5 @@
-//! Day limits are reserved before an operation acts and confirmed or cancelled when it has ended
-//! (T24).
+//! A day limit is reserved before an operation takes effect, and confirmed or cancelled after its
+//! end (T24).
 
 use std::collections::HashMap;
 
@@ -68,7 +68,7 @@ async fn t24_ten_redemptions_at_once_stay_within_the_day_limit() {
     }
     assert_eq!(accepted.len(), 2, "25.00 allows two redemptions of 10.00");
     assert_eq!(reservations(&world), [("RESERVED", 10_00); 2]);
-    // What was refused is available again.
+    // The refused amount is available again.
     let balance = world.balance("alice:CFA-RUB").await;
     let held = (balance.held.to_string(), balance.available.to_string());
     assert_eq!(held, ("20.00".to_owned(), "80.00".to_owned()));
@@ -100,7 +100,7 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     world.sweep().await;
     let sent = world.operation(&waiting.operation_id).await;
     assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
-    // It ends while identity is away.
+    // The operation ends while identity is unavailable.
     world.settle(&sent).await;
     away(&world, true);
     let failed = PaymentStatus::Failed;
@@ -143,7 +143,7 @@ async fn t24_a_refused_purchase_returns_the_money_and_the_units() {
     let balance = world.balance("alice:CFA-RUB").await;
     assert_eq!(balance.available.to_string(), "100.00");
     assert!(world.balance("issuer:CFA-RUB").await.balance.is_zero());
-    // The limit of the issue is free again. The subscription was used.
+    // The units are available in the issue limit again. The subscription stays used.
     world.double.with(|outside| outside.day_limits.clear());
     let unused = world.cfa.issue_investment_cfa(buy("50.00")).await;
     assert_eq!(reason(&unused.expect_err("used")), "NOT_SUBSCRIBED");
@@ -215,7 +215,7 @@ async fn t24_a_redemption_past_its_limit_cannot_be_blocked() {
     limit(&world, LimitType::Withdrawal, 0);
     let refused = redeem(&mut world, "10.00", "payout-1").await;
     assert_limit_refused(&refused);
-    // As if the process had ended before the hold was released.
+    // The state after a crash before the release of the hold.
     world.stop().await;
     let unfinished = "UPDATE operation SET status = 5, fact_undone = 0 WHERE operation_id = $1";
     alter_store_by(folder.path(), unfinished, &[&refused.operation_id]).await;
@@ -235,7 +235,7 @@ async fn t24_an_operation_from_before_reservations_is_finished_without_one() {
     gate.refuse(NO_COINS);
     let waiting = redeem(&mut world, "10.00", "payout-1").await;
     assert_eq!(waiting.status(), OperationStatus::Processing);
-    // What the migration leaves of it.
+    // The state that the migration gives such an operation.
     let migrated = "UPDATE operation SET fact_limit = 3 WHERE operation_id = $1";
     alter_store_by(folder.path(), migrated, &[&waiting.operation_id]).await;
     world.double.with(|outside| outside.reservations.clear());

@@ -12,7 +12,7 @@ const ALONE: &str = "CFA_METRICS_ALONE";
 
 type Labels = &'static [(&'static str, &'static str)];
 
-/// Values of `/metrics` at one moment.
+/// Values of `/metrics` at one time.
 struct Scrape(String);
 
 impl Scrape {
@@ -86,7 +86,7 @@ async fn issuance(world: &mut World, url: &str) {
         (ISSUANCES, ISSUED, 1.0),
         ("issuance_duration_seconds_count", &[], 1.0),
         ("issuance_duration_seconds_bucket", &[("le", "+Inf")], 1.0),
-        // the mint and the user's entry in the allow-list
+        // The mint, and the allow-list transaction of the user.
         (TRANSACTIONS, SUBMITTED, 2.0),
         (TRANSACTIONS, SUCCESS, 2.0),
         (TRANSACTIONS, REVERTED, 0.0),
@@ -151,12 +151,12 @@ async fn redemptions(world: &mut World, url: &str) {
     let redeemed: [Growth; 7] = [
         (REDEMPTIONS, PAID, 1.0),
         (REDEMPTIONS, NOT_PAID, 1.0),
-        // requests, by the result of the call
+        // Requests, by the status of the operation that the call returned.
         (REQUESTS, REQUESTED, 2.0),
         (REQUESTS, PAID, 0.0),
         ("redemption_duration_seconds_count", &[], 2.0),
         ("redemption_duration_seconds_bucket", &[("le", "+Inf")], 2.0),
-        // a mint-back is not an issuance
+        // A mint-back is not an issuance.
         (ISSUANCES, ISSUED, 0.0),
     ];
     assert_growth(url, &before, &redeemed).await;
@@ -189,7 +189,7 @@ async fn transfers(world: &mut World, url: &str) {
     assert_growth(url, &before, &moved).await;
 }
 
-/// The process that is scraped; does nothing in an ordinary run.
+/// The child process that is scraped. Does nothing in an ordinary test run.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_counts_its_operations() {
     if std::env::var(ALONE).is_err() {
@@ -208,7 +208,7 @@ async fn child_counts_its_operations() {
     world.stop().await;
 }
 
-/// In a process of its own: metrics are process-wide, and other tests issue and redeem too.
+/// Runs in a child process: metrics are process-wide, and other tests issue and redeem too.
 // rows: R263 R264 R265 R266 R267 R268 R269
 #[tokio::test]
 async fn r263_each_operation_moves_its_metrics_and_no_other() {

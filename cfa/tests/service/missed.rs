@@ -27,13 +27,13 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     let issued = world.cfa.issue_cfa_rub(issue).await.expect("issued");
     let issued = issued.into_inner().operation.expect("operation");
     world.settle(&issued).await;
-    // No event was published: only the block has it.
+    // No event was published: the ledger reads the operation from its block.
     world.balance_becomes("user-a:CFA-RUB", "100.00").await;
     let lost = world.losing.lost();
     assert_eq!(lost.len(), 1, "{lost:?}");
 
-    // The event arrives after all, and the block again under another id. Later operations come from
-    // a block alone again.
+    // The event arrives late, and the block's event again under another id. Later operations are
+    // again read from their block only.
     let is_its_block = |event: &Event| {
         let block = chain::BlockReadEvent::decode(event.payload.as_slice());
         event.short_type() == "BlockReadEvent"
@@ -46,8 +46,8 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     again.id = uuid::Uuid::new_v4();
     let events = [lost[0].clone(), again];
     world.log.publish(&events).await.expect("published");
-    // A later event of the same topic: when it is posted, the late one was consumed. Its
-    // transaction is in no block, so nothing else can post it.
+    // When this later event of the same topic is posted, the late one is consumed. Its transaction
+    // is in no block, so only the event can post it.
     let marker = pb::CfaIssuedEvent {
         operation_id: key(),
         instrument_id: "CFA-RUB".into(),

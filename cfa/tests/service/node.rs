@@ -1,4 +1,4 @@
-//! A chain of its own, reached only over HTTP, and a proxy that can act like a faulty node.
+//! A separate chain that is reached only over HTTP, and a proxy that can act like a faulty node.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -46,7 +46,7 @@ impl Node {
         self.handle.stopped().await;
     }
 
-    /// Gives the world of this folder the key of the node's funded account.
+    /// Copies the key of the node's funded account into the world of this folder.
     pub fn share_key(folder: &Path) {
         std::fs::create_dir_all(folder.join("chain")).expect("folder");
         let [from, to] = ["node", "chain"].map(|of| folder.join(of).join("operator.key"));
@@ -118,7 +118,7 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
         .body(body.clone());
     let answer = request.send().await.expect("answered");
     let answer = answer.text().await.expect("text");
-    // The mode may have changed since: no block of a later transaction gets through.
+    // The mode may have changed meanwhile. No block after the change may get through.
     match gate.error(&body) {
         Some(message) if !body.contains("eth_sendRawTransaction") => refusal(&body, message),
         _ => answer,

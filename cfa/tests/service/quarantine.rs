@@ -1,4 +1,4 @@
-//! A token whose transfers cannot be true is quarantined; the others are not affected.
+//! A token with impossible transfers is quarantined. Other tokens are not affected.
 
 use chain::{Action, Address, ReceiptStatus};
 use proto::cfa::v1 as pb;

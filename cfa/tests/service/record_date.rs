@@ -46,7 +46,7 @@ async fn r099_later_trades_do_not_change_the_holders_at_a_time() {
     world.issue("BOND-1", "bob", "3").await;
     let at_first = rows(&[("alice", "2"), ("bob", "3")]);
     assert_eq!(world.holders("BOND-1").await, at_first);
-    // All of this was four days ago.
+    // Sets the history so far back by four days.
     let past = "UPDATE holding_history SET time_us = time_us - 345600000000";
     alter_store(folder.path(), past).await;
     let cut_off_s = now_s() - DAY_S;

@@ -1,4 +1,4 @@
-//! Recovery after a crash or while a node is unavailable (T13).
+//! Recovery after a crash and while the node is unavailable (T13).
 
 use chain::{Action, Address, ReceiptStatus};
 use events::{Event, Log, topics};
@@ -77,7 +77,7 @@ async fn r064_a_transaction_lost_by_the_node_is_resent() {
     let sent = issue(&world, "k-1").await;
     assert_ne!(sent.status(), OperationStatus::Finalized);
     world.stop().await;
-    // the pool was in memory; the raw transaction is in the connector's store
+    // The node's pool was lost with its memory. The connector's store has the raw transaction.
     let mut world = World::start(folder.path()).await;
     world.sweep().await;
     let resumed = world.operation(&sent.operation_id).await;
@@ -200,7 +200,7 @@ async fn r094_a_batch_survives_refusals_of_the_node() {
             fee: decimal("0"),
         }],
     };
-    // more often than any other retry limit
+    // More attempts than any other retry limit allows.
     for _ in 0..5 {
         let refused = world
             .cfa
@@ -270,7 +270,7 @@ async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     let minted = connector.submit("mint", &mint.call()).await;
     let minted = minted.expect("submitted").tx_hash.to_string();
     assert_eq!(world.receipt(&minted).await.status, ReceiptStatus::Success);
-    // The registry reads past the mint while the issue is a draft.
+    // The registry reads the block of the mint while the issue is a draft.
     let alice = |units: &str| [("alice".to_owned(), units.to_owned())];
     assert_eq!(world.holders("BOND-1").await, alice("1"));
     world.sweep().await;
@@ -296,7 +296,7 @@ async fn start_redemption(
     Ok(answer.into_inner().redemption.expect("redemption"))
 }
 
-/// Starts the redemption of BOND-1 until its open operations are final.
+/// Repeats StartRedemption of BOND-1 until its open operations are final.
 async fn redeem_once_final(world: &World) -> Result<pb::IssueRedemption, tonic::Status> {
     let started = async {
         loop {
@@ -310,12 +310,12 @@ async fn redeem_once_final(world: &World) -> Result<pb::IssueRedemption, tonic::
     started.expect("the operations become final")
 }
 
-/// A trade posted by the ledger and refused by the node, and the call that sends it again.
+/// Posts a trade in the ledger whose batch the node refuses. Returns the call that sends it again.
 async fn open_trade(world: &mut World, gate: &Gate) -> pb::SettleTradesRequest {
     world.deposit("alice", "1000.00").await;
     world.deposit("issuer", "3000.00").await;
     world.issue("BOND-1", "bob", "3").await;
-    // As settlement does: the ledger first.
+    // The ledger posts first, as in settlement.
     let posting = |debit: &str, credit: &str, amount| ledger_pb::Posting {
         debit_subaccount_id: debit.into(),
         credit_subaccount_id: credit.into(),

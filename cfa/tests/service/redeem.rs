@@ -113,7 +113,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
         ("alice:CFA-RUB", amount("CFA-RUB", "40.00"))
     );
     assert!(taken.reason.contains("payout-1"));
-    // the same key: still one hold, one burn, one payout
+    // With the same key there is still one hold, one burn and one payout.
     let again = world
         .cfa
         .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
@@ -124,7 +124,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
         .expect("operation");
     assert_eq!(again.operation_id, operation.operation_id);
     assert_eq!(holds(&mut world).await, 1);
-    // the bank has not responded: finalization changes nothing and is no error (T08)
+    // The bank has not responded: finalization changes nothing and is no error (T08).
     world.settle(&operation).await;
     assert_eq!(
         world.double.trail().last().map(String::as_str),
@@ -253,7 +253,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .await
         .expect_err("foreign");
     assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
-    // a payout id of another user's redemption discloses nothing about it
+    // A call with the payout id of another user's redemption discloses nothing about it.
     world.double.with(|outside| outside.limit_refusal = None);
     redeem(&mut world, "1", "payout-3").await;
     let taken = pb::RedeemCfaRubRequest {
@@ -343,7 +343,7 @@ async fn r079_failed_payout_returns_the_tokens() {
     }
 }
 
-/// The payout ends so, without a transfer.
+/// The tokens return if the payout ends with `end`.
 async fn payout_returns_the_tokens(end: PaymentStatus) {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
@@ -381,7 +381,7 @@ async fn payout_returns_the_tokens(end: PaymentStatus) {
     );
     let hold = hold(&mut world, &operation.hold_id.expect("hold")).await;
     assert_eq!(hold.status(), ledger::HoldStatus::Released);
-    // repeated, and by event: the same result, nothing more is minted
+    // A repeat and the event have the same result, and nothing more is minted.
     assert_eq!(
         finalize(&mut world, "payout-1")
             .await
@@ -417,7 +417,7 @@ async fn reverted_burn_frees_the_money(earlier: Option<PaymentStatus>) {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    // tokens leave on the chain without the ledger, so the burn finds too few
+    // Tokens are moved on the chain without the ledger, so the burn reverts.
     let token = world
         .instrument("CFA-RUB")
         .await
@@ -585,7 +585,7 @@ pub async fn set_block(
     Ok(answer.into_inner().operation.expect("operation"))
 }
 
-/// What compliance blocked and cleared, in the audit.
+/// The audit records of compliance's blocks and clearings.
 async fn blocks_in_audit(world: &World, operation: &pb::CfaOperation) -> Vec<[String; 4]> {
     let decoded = |event: &events::Event| {
         let record = audit::AuditRecordEvent::decode(event.payload.as_slice());
@@ -626,7 +626,7 @@ async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
     gate.pass();
     world.settle(&operation).await;
     world.sweep().await;
-    // Not even the bank's answer moves it.
+    // The bank's answer does not change a blocked redemption.
     let asked = finalize(&mut world, "payout-1").await.expect("no error");
     assert_eq!(asked.status(), OperationStatus::Blocked);
     assert!(trail_has(&world, "initiate payout-1"));
@@ -644,7 +644,7 @@ async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
         (OperationStatus::OnchainSubmitted, "")
     );
     assert!(trail_has(&world, "release payout-1"));
-    // The money is at the bank.
+    // The bank has the payout.
     let late = set_block(&world, &operation, true).await;
     assert_eq!(reason(&late.expect_err("too late")), "OPERATION_STATE");
     world
@@ -695,7 +695,7 @@ async fn r089_a_redemption_blocked_before_its_burn_burns_nothing() {
     world.settle(&cleared).await;
     assert_eq!(world.supply("CFA-RUB").await, "60.00");
     assert!(trail_has(&world, "release payout-1"));
-    // An ended redemption cannot be blocked, whatever its end.
+    // A redemption in any terminal status cannot be blocked.
     world
         .double
         .payout_becomes("payout-1", PaymentStatus::Failed);
@@ -731,7 +731,7 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
         gate.refuse(refusal);
         let stuck = redeem(&mut world, "40.00", payout_id).await;
         assert_eq!(stuck.status(), OperationStatus::Processing, "{refusal}");
-        // The second and third attempt; three are the limit of this world.
+        // The second and third attempts. This world allows three.
         world.sweep().await;
         let tried = world.operation(&stuck.operation_id).await;
         assert_eq!(tried.status(), OperationStatus::Processing, "{refusal}");
@@ -749,7 +749,7 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
         assert_eq!(freed.status(), ledger::HoldStatus::Released, "{refusal}");
         assert!(!trail_has(&world, &format!("initiate {payout_id}")));
     }
-    // One refusal only: the next attempt succeeds.
+    // After one refusal the next attempt succeeds.
     gate.refuse(NO_COINS);
     let delayed = redeem(&mut world, "40.00", "p-4").await;
     gate.pass();
@@ -858,7 +858,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
         .double
         .with(|outside| outside.trading_hold.clone().expect("hold").undrawn);
     assert_eq!(left, decimal("40.00"), "only the shortage");
-    // more than that: nothing is taken, and the refusal contains the trading money
+    // For a larger amount nothing is moved, and the refusal contains the trading money.
     let short = world
         .cfa
         .redeem_cfa_rub(request("40.01", "p-2", &key()))
@@ -878,7 +878,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
         ],
         [Some("100.00"), Some("100.00"), Some("40.00"), Some("10.00")]
     );
-    // an unavailable market is not a lack of money
+    // An unavailable market is not a lack of money.
     world.double.with(|outside| outside.market_away = true);
     let away = world
         .cfa
@@ -936,7 +936,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     assert_eq!(world.service.health.failing()[part], both);
     let waiting = world.operation(&operation.operation_id).await;
     assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
-    // A stopped or failed payout is not counted.
+    // The payout of a blocked or failed redemption is not counted.
     set_block(&world, &operation, true).await.expect("blocked");
     world.sweep().await;
     assert_eq!(
@@ -967,7 +967,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     let done = finalize(&mut world, "payout-1").await.expect("paid");
     assert_eq!(done.status(), OperationStatus::Finalized);
     world.stop().await;
-    // Refusals are counted up to the limit of health: three in this world.
+    // Health reports a payout after three refusals in this world.
     let counted =
         "UPDATE operation SET attempts = 0 WHERE external_ref = 'payout-1' AND attempts = 3";
     alter_store(folder.path(), counted).await;

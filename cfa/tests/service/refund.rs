@@ -1,4 +1,4 @@
-//! Compliance ends a blocked redemption: what it has done is undone (R089).
+//! Compliance refunds a blocked redemption: its completed steps are undone (R089).
 
 use proto::cfa::v1 as pb;
 use proto::common::v1::{OperationStatus, PaymentStatus, RejectionReasonCode};
@@ -68,7 +68,7 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
         let refused = refund(&world, credential, &operation).await;
         assert_eq!(refused.expect_err("refused").code(), Code::PermissionDenied);
     }
-    // The burn may still succeed: it is undone once its receipt is there.
+    // The burn may still succeed: it is undone once its receipt is known.
     let (waiting, replayed) = refund(&world, "sandbox.compliance", &operation)
         .await
         .expect("ordered");
@@ -82,7 +82,7 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
     world.settle(&operation).await;
     world.sweep().await;
     assert_refunded(&mut world, &operation).await;
-    // A repeat changes nothing, and the payout's failure is of no operation any more.
+    // A repeat changes nothing, and neither does the failure of the payout.
     let (again, replayed) = refund(&world, "sandbox.compliance", &operation)
         .await
         .expect("repeated");

@@ -41,7 +41,7 @@ async fn d50_a_repeated_change_of_an_issue_does_not_undo_a_later_one() {
         ("k-1", Halted, Halted, false),
         ("k-2", Active, Active, false),
         ("k-1", Halted, Active, true),
-        // Already so: the key is used nevertheless.
+        // The instrument has this status already, but the key is stored.
         ("k-3", Active, Active, false),
         ("k-4", Halted, Halted, false),
         ("k-3", Active, Halted, true),

@@ -1,5 +1,5 @@
-//! Operations in a random order against a model: the holder list, the chain and the ledger have its
-//! balances after each (R030).
+//! Runs operations in a random order against a model. After each, the holder list, the chain and
+//! the ledger have the balances of the model (R030).
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,8 @@ fn text(instrument_id: &str, minor: i64) -> String {
 }
 
 impl Run {
-    fn is_dull(&self) -> bool {
+    /// Whether the run has too few steps of one kind to be a useful test.
+    fn lacks_coverage(&self) -> bool {
         self.done <= 20 || self.refused <= 2
     }
 
@@ -67,8 +68,8 @@ impl Run {
         1 + self.random.below(end as u64) as i64
     }
 
-    /// Checks an operation that ends with its receipt; true if the model has to follow.
-    async fn ends(&mut self, called: Called, is_affordable: bool) -> bool {
+    /// Settles an operation and checks its result. True if the model has to change.
+    async fn check_result(&mut self, called: Called, is_affordable: bool) -> bool {
         match called {
             Ok(operation) => {
                 assert!(is_affordable, "{operation:?}");
@@ -131,7 +132,7 @@ impl Run {
         };
         let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
         let is_affordable = paid <= self.of(user, RUB);
-        if self.ends(called, is_affordable).await {
+        if self.check_result(called, is_affordable).await {
             self.add(user, BOND, units);
             self.add(user, RUB, -paid);
             self.add(ISSUER, RUB, paid);
@@ -153,7 +154,7 @@ impl Run {
         let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
         let price = units * NOMINAL;
         let is_affordable = units <= self.of(user, BOND) && price <= self.of(ISSUER, RUB);
-        if self.ends(called, is_affordable).await {
+        if self.check_result(called, is_affordable).await {
             self.add(user, BOND, -units);
             self.add(user, RUB, price);
             self.add(ISSUER, RUB, -price);
@@ -174,13 +175,13 @@ impl Run {
         };
         let called = self.world.transfer(request).await;
         let is_affordable = minor <= self.of(from, instrument_id);
-        if self.ends(called, is_affordable).await {
+        if self.check_result(called, is_affordable).await {
             self.add(from, instrument_id, -minor);
             self.add(to, instrument_id, minor);
         }
     }
 
-    /// A payout that the bank makes or refuses.
+    /// A redemption whose payout the bank makes or refuses.
     async fn redeem(&mut self) {
         let (user, _) = self.investors();
         let kopecks = self.amount_near(self.of(user, RUB));
@@ -215,7 +216,7 @@ impl Run {
         self.done += 1;
     }
 
-    /// A trade as settlement makes it: the ledger first, then the chain. Only an affordable one.
+    /// An affordable trade, settled as settlement does: first the ledger, then the chain.
     async fn trade(&mut self) {
         let (buyer, seller) = self.investors();
         let (money, units) = (self.of(buyer, RUB), self.of(seller, BOND));
@@ -275,7 +276,7 @@ impl Run {
         self.done += 1;
     }
 
-    /// The chain reverts: nothing changes.
+    /// An issue that the chain reverts: nothing changes.
     async fn issue_while_paused(&mut self) {
         call_contract(&mut self.world, BOND, "pause()").await;
         let (user, _) = self.investors();
@@ -287,7 +288,7 @@ impl Run {
         call_contract(&mut self.world, BOND, "unpause()").await;
     }
 
-    /// Holder list, chain and ledger against the model.
+    /// Compares holder list, chain and ledger with the model.
     async fn check(&mut self, step: usize) {
         for instrument_id in [RUB, BOND] {
             let mut expected = Vec::new();
@@ -326,12 +327,15 @@ async fn r030_holders_chain_and_ledger_agree_after_any_sequence() {
         refused: 0,
     };
     let mut steps = 0;
-    // Goes on after a dull draw, so that a sequence of any seed has enough steps of both kinds.
-    while steps < STEPS || (run.is_dull() && steps < 4 * STEPS) {
+    // Runs longer if needed, so the sequence of any seed has enough steps of both kinds.
+    while steps < STEPS || (run.lacks_coverage() && steps < 4 * STEPS) {
         run.step().await;
         run.check(steps).await;
         steps += 1;
     }
-    assert!(!run.is_dull(), "a dull sequence of {steps} steps");
+    assert!(
+        !run.lacks_coverage(),
+        "too few changes or refusals in {steps} steps"
+    );
     run.world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! A chain shared with others: their transactions and contracts are ignored.
+//! Transactions and contracts of other users of the chain are ignored.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use crate::world::*;
 
 /// Code of a contract that emits one `Transfer(from, to, units)` during its deployment.
-fn telling_transfer(units: [u8; 32]) -> Vec<u8> {
+fn code_with_transfer(units: [u8; 32]) -> Vec<u8> {
     let mut code = vec![0x7f];
     code.extend(units);
-    // MSTORE at 0
+    // MSTORE at 0.
     code.extend([0x60, 0x00, 0x52]);
     for party in ["mallory", "alice"] {
         code.push(0x73);
@@ -26,7 +26,7 @@ fn telling_transfer(units: [u8; 32]) -> Vec<u8> {
     code.push(0x7f);
     let topic = keccak256(b"Transfer(address,address,uint256)");
     code.extend(hex::decode(&topic[2..]).expect("hex"));
-    // LOG3 of the 32 bytes at 0, STOP
+    // LOG3 of the 32 bytes at 0, STOP.
     code.extend([0x60, 0x20, 0x60, 0x00, 0xa3, 0x00]);
     code
 }
@@ -84,13 +84,13 @@ async fn r030_transfer_events_of_other_contracts_do_not_stop_the_registry() {
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     world.issue("BOND-1", "alice", "2").await;
-    // beyond 256 - 1, beyond 64 bits, and a plain one
+    // 2^256 - 1 units, more units than fit 64 bits, and a valid number.
     let mut beyond_64 = [0; 32];
     beyond_64[19] = 0x10;
     let mut seven = [0; 32];
     seven[31] = 7;
-    let codes = [[0xff; 32], beyond_64, seven].map(telling_transfer);
-    let strange = deploy_past_the_connector(&world, folder.path(), &codes).await;
+    let codes = [[0xff; 32], beyond_64, seven].map(code_with_transfer);
+    let foreign_hashes = deploy_past_the_connector(&world, folder.path(), &codes).await;
     let issued = world.issue("BOND-1", "bob", "1").await;
     assert_eq!(
         world.holders("BOND-1").await,
@@ -108,13 +108,13 @@ async fn r030_transfer_events_of_other_contracts_do_not_stop_the_registry() {
             .iter()
             .all(|transfer| transfer.instrument_id == "BOND-1")
     );
-    // transactions not sent by this platform are not published
-    let told = world.events_until(events::topics::CHAIN, |event| {
+    // Transactions of other programs are not published.
+    let published = world.events_until(events::topics::CHAIN, |event| {
         event.short_type() == "BlockReadEvent"
             && chain::BlockReadEvent::decode(event.payload.as_slice())
                 .is_ok_and(|block| block.tx_hashes.contains(&issued.onchain_tx_hash))
     });
-    for event in told.await {
+    for event in published.await {
         let hashes = match event.short_type() {
             "BlockReadEvent" => {
                 chain::BlockReadEvent::decode(event.payload.as_slice())
@@ -124,7 +124,7 @@ async fn r030_transfer_events_of_other_contracts_do_not_stop_the_registry() {
             _ => vec![event.key],
         };
         assert!(
-            hashes.iter().all(|hash| !strange.contains(hash)),
+            hashes.iter().all(|hash| !foreign_hashes.contains(hash)),
             "{hashes:?}"
         );
     }
@@ -138,20 +138,20 @@ async fn r030_an_adopted_contract_keeps_its_earlier_holders() {
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     let connector = world.connector();
-    let mut standing = Vec::new();
+    let mut deployed = Vec::new();
     for name in ["registry", "settlement", "redemption"] {
         let known = connector
             .submit(&format!("bootstrap:{name}"), &Action::DeployRegistry.call())
             .await
             .expect("known");
-        standing.push(known.contract.expect("deployed"));
+        deployed.push(known.contract.expect("deployed"));
     }
     let deploy = Action::DeployToken {
         name: "x".into(),
         symbol: "BOND-2".into(),
         decimals: 0,
-        registry: standing[0],
-        agents: standing[1..].to_vec(),
+        registry: deployed[0],
+        agents: deployed[1..].to_vec(),
     };
     let own = connector
         .submit("own", &deploy.call())
@@ -170,7 +170,7 @@ async fn r030_an_adopted_contract_keeps_its_earlier_holders() {
         .expect("submitted");
     let receipt = world.receipt(&minted.tx_hash.to_string()).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
-    // the registry is past the mint
+    // The registry has read the block of the mint.
     assert_eq!(
         world.holders("BOND-1").await,
         [("alice".into(), "1".into())]
@@ -185,6 +185,10 @@ async fn r030_an_adopted_contract_keeps_its_earlier_holders() {
     world.issue("BOND-2", "bob", "3").await;
     let holders = [("alice".into(), "5".into()), ("bob".into(), "3".into())];
     assert_eq!(world.holders("BOND-2").await, holders);
-    assert_eq!(world.holders("BOND-2").await, holders, "told once");
+    assert_eq!(
+        world.holders("BOND-2").await,
+        holders,
+        "each transfer counts once"
+    );
     world.stop().await;
 }

@@ -112,7 +112,7 @@ async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
                 "No active subscription for this investor"
             )
         );
-        // Nor does any of them subscribe for the investor.
+        // Neither can any of them subscribe for the investor.
         let refused = world.as_caller(credential).subscribe(offer()).await;
         assert_eq!(
             refused.expect_err(credential).code(),
@@ -126,7 +126,7 @@ async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
     let subscription = subscription.expect("subscribed");
     assert_eq!(subscription.status(), pb::SubscriptionStatus::Active);
     assert_eq!(money(&mut world, "alice").await, pair("5000.00", "1000.00"));
-    // Neither for more units or money, nor for less of either.
+    // An issue with more or fewer units, or more or less money, is refused.
     for (units, payment) in [("4", "4000.01"), ("4", "3999.99"), ("3", "4000.00")] {
         let refused = buy(&mut world, units, payment).await.expect_err("differs");
         assert_eq!(reason(&refused), "NOT_SUBSCRIBED");
@@ -137,7 +137,7 @@ async fn d46_no_issuer_takes_money_without_the_investors_own_subscription() {
     assert_eq!(money(&mut world, "alice").await, pair("1000.00", "1000.00"));
     let held = hold(&mut world, &subscription.hold_id).await;
     assert_eq!(held.status(), ledger::HoldStatus::Consumed);
-    // Used once.
+    // A subscription is used once.
     let refused = buy(&mut world, "4", "4000.00").await.expect_err("used");
     assert_eq!(reason(&refused), "NOT_SUBSCRIBED");
     let id = &subscription.subscription_id;
@@ -217,7 +217,7 @@ async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
         .expect_err("cancelled");
     assert_eq!(reason(&refused), "NOT_SUBSCRIBED");
 
-    // Past its time it is not used, and the sweep returns its money.
+    // An expired subscription is not used, and the sweep releases its money.
     let second = subscribe(&world).await;
     world.stop().await;
     let past = "UPDATE subscription SET expires_at_us = 1 WHERE subscription_id = $1";
@@ -232,7 +232,7 @@ async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
     world.stop().await;
 }
 
-/// The process ended between a step and its record.
+/// A crash between a step and its record.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     let folder = tempfile::tempdir().expect("folder");
@@ -241,11 +241,11 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     let id = subscribed.expect("subscribed").subscription_id;
     use pb::SubscriptionStatus::{Active, Cancelled};
     for (crashed, expected, available) in [
-        // Held, not recorded.
+        // The payment is held; the hold is not recorded.
         ("status = 1, step = 1", Active, "4000.00"),
-        // Cancelled, not released.
+        // The subscription is cancelled; its payment is not released.
         ("status = 4, step = 1", Cancelled, "5000.00"),
-        // Released, not recorded.
+        // The payment is released; the release is not recorded.
         ("status = 4, step = 1", Cancelled, "5000.00"),
     ] {
         world.stop().await;
@@ -264,7 +264,7 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     world.stop().await;
 }
 
-/// Money of an ended subscription that is gone is a fault for people: health names it.
+/// Health reports an ended subscription whose held money is gone, because an operator must act.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     let folder = tempfile::tempdir().expect("folder");
@@ -322,8 +322,8 @@ async fn d46_a_cancellation_and_an_issue_at_once_exclude_each_other() {
     world.stop().await;
 }
 
-/// A pending subscription whose hold is refused when the sweep asks for it, with a crash after each
-/// step of using up the hold's id. Nothing stays held, and no late call can hold anything.
+/// The ledger refuses the hold of a pending subscription in the sweep, with a crash after each step
+/// of `void_hold`. Nothing stays held, and no late call can hold anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscription() {
     let folder = tempfile::tempdir().expect("folder");
@@ -343,13 +343,13 @@ async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscrip
         }),
     };
     for (id, kopecks, status, held_before) in [
-        // Refused now.
+        // The ledger refuses the hold now.
         ("s-1", "600000", "1", false),
-        // The process ended after the kopeck was held; the money has arrived meanwhile.
+        // The process ended after the kopeck was held. The money has arrived meanwhile.
         ("s-2", "100000", "1", true),
-        // The process ended after it was released: the hold of `s-1` is there.
+        // The process ended after the kopeck was released: the hold of `s-1` exists.
         ("s-1", "600000", "1", false),
-        // Cancelled before the hold was made.
+        // The subscription was cancelled before the hold was made.
         ("s-3", "100000", "4", false),
     ] {
         if held_before {
@@ -373,7 +373,7 @@ async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscrip
     world.stop().await;
 }
 
-/// A subscription is an offer: a frozen account does not pay for an issue out of its hold.
+/// A frozen account does not pay for an issue out of the subscription's hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
     let folder = tempfile::tempdir().expect("folder");
@@ -387,7 +387,7 @@ async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
     assert_eq!(status_of(&mut world, &id).await, active);
     assert_eq!(world.instrument("BOND-1").await.issued, decimal("0"));
     world.freeze_money("alice", false).await;
-    // An issue that compliance refuses before money moves leaves the offer as well.
+    // An issue that compliance refuses before money moves keeps the subscription too.
     world
         .double
         .change("alice", |alice| alice.is_sanctioned = true);
@@ -403,7 +403,7 @@ async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
     world.stop().await;
 }
 
-/// Whatever is lost on the way, the money held is that of the active subscriptions.
+/// After lost calls and answers, the held money is that of the active subscriptions.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_lost_calls_leave_no_money_held() {
     let folder = tempfile::tempdir().expect("folder");
@@ -482,7 +482,7 @@ async fn d46_subscriptions_are_bounded_checked_and_shown_to_their_parties() {
         assert_eq!(refused.code(), code, "{ask:?}: {refused}");
     }
     assert_eq!(money(&mut world, "alice").await, pair("5000.00", "5000.00"));
-    // A repeat is one subscription.
+    // A repeat makes no second subscription.
     let ask = offer();
     let first = alice.subscribe(ask.clone()).await.expect("subscribed");
     let again = alice.subscribe(ask).await.expect("the stored one");

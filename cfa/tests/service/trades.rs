@@ -159,7 +159,7 @@ async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
     );
     assert_eq!(batch.onchain_tx_hash, submitted.onchain_tx_hash);
     assert!(batch.block_number > 0 && batch.gas_used > 0);
-    // exactly once, for every repeat
+    // All repeats have one effect.
     assert_eq!(
         settle(&mut world, "n1:1-3", trades)
             .await
@@ -240,7 +240,7 @@ async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
         (event.amount.clone(), event.tx_hash.as_str()),
         (amount("BOND-1", "4"), batch.onchain_tx_hash.as_str())
     );
-    // a left-out trade can be sent again, a settled one cannot
+    // A left-out trade can be sent again, a settled one cannot.
     let again = settle(
         &mut world,
         "n1:4-4",
@@ -295,7 +295,7 @@ async fn r094_a_receipt_that_came_before_its_hash_was_stored_is_read_at_once() {
 async fn r096_event_and_batch_make_one_transfer() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
-    // t-1: event first, t-2: batch first
+    // The event of t-1 and the batch of t-2 come first.
     let one = executed("t-1", 1);
     world
         .log
@@ -334,7 +334,7 @@ async fn r096_event_and_batch_make_one_transfer() {
         trade(&mut world, "t-3").await.status(),
         OperationStatus::Created
     );
-    // TransferCfa with the same trade is the same transfer
+    // TransferCfa of the same trade returns the same transfer.
     let same = world
         .cfa
         .transfer_cfa(transfer_of("t-1"))
@@ -440,7 +440,7 @@ async fn r096_event_call_and_batch_at_once_make_one_transfer() {
 
 /// One transfer on chain and one event for each of the trades `t-1..=t-<trades>`.
 async fn assert_transferred_once(world: &mut World, trades: u64) {
-    // Its event is published after those of the trades.
+    // This deposit's event is published after those of the trades.
     let marker = world.deposit("carol", "1.00").await;
     let replayed = world
         .cfa
@@ -565,7 +565,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
         ),
         (10, 5_000_00)
     );
-    // a trade matched before the block is settled (D47)
+    // A trade matched before the block of its party is settled (D47).
     let trades = vec![leg("t-1", 1, "mallory", "bob", "4", "4000.00", "4.00")];
     settle(&mut world, "n1:1-1", trades)
         .await
@@ -628,7 +628,7 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
             event.short_type() == "CfaTransferredEvent"
         })
         .await;
-    // Only the sender calls it, and the receiver pays for nothing without an own call (D46).
+    // Only the sender may call it, and a receiver pays only by the receiver's own call (D46).
     for credential in [
         "sandbox.investor.alice",
         "sandbox.operator",
@@ -650,10 +650,10 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
         "payment: needs a trade_id: the receiver pays by an own call only"
     );
     assert_eq!(world.tokens("CFA-RUB", "alice").await, 10_000_00);
-    // more than the balance: nothing happens
+    // A transfer of more than the balance is refused and changes nothing.
     let refused = world.transfer(request("1000")).await.expect_err("too many");
     assert_eq!(refused.message(), "Insufficient balance");
-    // the chain reverts: the ledger reverses its posting
+    // If the chain reverts, the ledger reverses its posting.
     call_contract(&mut world, "BOND-1", "pause()").await;
     let reverted = world.transfer(request("5")).await.expect("sent");
     assert_eq!(
@@ -671,7 +671,7 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
     world.stop().await;
 }
 
-// A trade that can never be sent is named and blocks no other.
+// A trade that can never be sent is listed as failed and blocks no other.
 // rows: R094
 #[tokio::test(flavor = "multi_thread")]
 async fn r094_trades_that_cannot_be_sent_are_named() {
@@ -692,7 +692,7 @@ async fn r094_trades_that_cannot_be_sent_are_named() {
     let batch = wait_batch(&mut world, "n1:1-3").await;
     assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
     assert_eq!(batch.failed_trade_ids, ["t-2", "t-3"]);
-    // the id of a different trade
+    // The id belongs to a different trade.
     let other = vec![
         leg("t-1", 1, "alice", "bob", "2", "2000.00", "0"),
         leg("t-4", 4, "alice", "bob", "1", "1000.00", "0"),
@@ -731,7 +731,7 @@ async fn r096_transfer_of_a_trade_waits_for_settlement() {
         (nothing.code(), nothing.message()),
         (tonic::Code::NotFound, "Operation not found")
     );
-    // the ledger has it: settlement will send it
+    // The ledger has the trade, so settlement will send it.
     post(&mut world, "t-1").await;
     let entered = world
         .cfa
@@ -811,7 +811,7 @@ async fn r304_units_are_neither_taken_nor_given_below_the_standard_kyc_level() {
         (reason(&refused).as_str(), refused.message()),
         ("KYC_LEVEL_TOO_LOW", "KYC level too low")
     );
-    // A deposit needs no level (R304): only the day limit decides.
+    // A deposit needs no KYC level (R304). Only the day limit decides.
     world.deposit("alice", "1.00").await;
     assert_eq!(world.tokens("CFA-RUB", "alice").await, 10_001_00);
     assert_eq!(world.tokens("BOND-1", "alice").await, 0);

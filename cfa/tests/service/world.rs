@@ -1,5 +1,5 @@
-//! Test environment: real chain, real ledger, real event log. Identity, payments and the market are
-//! doubles that record their calls in one trail.
+//! Test environment with a real chain, ledger and event log. Identity, payments and the market are
+//! doubles that record their calls in one list.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct World {
 pub struct Settings {
     /// A remote node instead of the embedded chain.
     pub rpc_url: Option<String>,
-    /// Unset: the tests run the sweeps.
+    /// Unset: only the test runs sweeps.
     pub sweep_interval_ms: Option<u64>,
     /// Peers that outlive the world.
     pub double: Option<Arc<Peers>>,
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// # Errors
-    /// The service does not start.
+    /// The error of the service's start.
     pub async fn try_with(folder: &Path, settings: Settings) -> Result<Self, cfa::Error> {
         let log = Arc::new(
             events::Embedded::open(folder.join("log"))
@@ -194,7 +194,7 @@ impl World {
         CfaRegistryServiceClient::new(rpc::Channel::local(&self.slot, credential))
     }
 
-    /// Sets the service's clock back by this much against the block times.
+    /// Sets the service's clock to `by_us` microseconds before the current time of the chain.
     pub fn turn_back_us(&self, by_us: i64) {
         let now_us = Clock::System.now_us();
         self.clock.advance_us(now_us - by_us - self.clock.now_us());
@@ -247,14 +247,14 @@ impl World {
             .expect("operation")
     }
 
-    /// A deposit by RPC, through to the ledger.
+    /// Makes a deposit and issues CFA-RUB for it by RPC. Waits for the ledger.
     pub async fn deposit(&mut self, user_id: &str, amount: &str) -> pb::CfaOperation {
         let payment_id = key();
         self.double.paid(&payment_id, user_id, amount);
         self.issue_paid(&payment_id, user_id, amount).await
     }
 
-    /// Issues CFA-RUB for a paid payment, through to the ledger.
+    /// Issues CFA-RUB for a paid payment. Waits for the ledger.
     pub async fn issue_paid(
         &mut self,
         payment_id: &str,
@@ -412,7 +412,7 @@ impl World {
             .expect("instrument"))
     }
 
-    /// Issues units without payment, until final.
+    /// Issues units without payment and waits until they are final.
     pub async fn issue(
         &mut self,
         instrument_id: &str,
@@ -488,7 +488,7 @@ impl World {
         self.holders_at(instrument_id, None).await
     }
 
-    /// The holders now, or at a time in seconds.
+    /// Current holders, or those at `as_of_s`, with their units.
     pub async fn holders_at(
         &mut self,
         instrument_id: &str,
@@ -560,7 +560,7 @@ pub struct Balance {
     pub available: types::Decimal,
 }
 
-/// Alters the service's store to the state after a crash or a later time.
+/// Changes the service's store to the state after a crash, or to that of another time.
 pub async fn alter_store(folder: &Path, statement: &'static str) {
     alter_store_by(folder, statement, &[]).await;
 }
