@@ -91,8 +91,22 @@ const PERMANENT_ERRORS: [&str; 12] = [
 ];
 
 fn is_permanent_error(message: &str) -> bool {
-    let message = message.to_lowercase();
-    PERMANENT_ERRORS.iter().any(|error| message.contains(error))
+    PERMANENT_ERRORS
+        .iter()
+        .any(|error| contains(message, error))
+}
+
+fn is_nonce_too_low(message: &str) -> bool {
+    contains(message, "nonce too low")
+}
+
+fn is_already_known(message: &str) -> bool {
+    contains(message, "already known") || contains(message, "known transaction")
+}
+
+/// Nodes differ in the case of the same text: geth writes `nonce too low`, Besu `Nonce too low`.
+fn contains(message: &str, lowercase: &str) -> bool {
+    message.to_lowercase().contains(lowercase)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -297,7 +311,7 @@ impl Connector {
                     self.inner.repo.delete(key).await?;
                     metrics::counter!("blockchain_transactions_total", "status" => "REFUSED")
                         .increment(1);
-                    if attempt == 0 && reason.contains("nonce too low") {
+                    if attempt == 0 && is_nonce_too_low(&reason) {
                         *next_nonce = self
                             .inner
                             .provider
@@ -363,13 +377,9 @@ impl Connector {
         match self.inner.provider.send_raw_transaction(&stored.raw).await {
             Ok(_) => Ok(()),
             Err(error) => match ChainError::from(error) {
+                ChainError::Refused(reason) if is_already_known(&reason) => Ok(()),
                 ChainError::Refused(reason)
-                    if reason.contains("already known") || reason.contains("known transaction") =>
-                {
-                    Ok(())
-                }
-                ChainError::Refused(reason)
-                    if reason.contains("nonce too low")
+                    if is_nonce_too_low(&reason)
                         && self
                             .unconfirmed_receipt(&stored.submission.tx_hash)
                             .await?
@@ -663,5 +673,24 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),
         failed_trades,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R064
+    #[test]
+    fn r064_node_errors_are_known_in_any_case() {
+        for text in ["nonce too low: next nonce 5, tx nonce 3", "Nonce too low"] {
+            assert!(is_permanent_error(text) && is_nonce_too_low(text), "{text}");
+            assert!(!is_already_known(text), "{text}");
+        }
+        for text in ["already known", "Known transaction"] {
+            assert!(is_permanent_error(text) && is_already_known(text), "{text}");
+            assert!(!is_nonce_too_low(text), "{text}");
+        }
+        assert!(!is_permanent_error("Internal error"));
     }
 }
