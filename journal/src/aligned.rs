@@ -1,22 +1,22 @@
 //! Page-aligned buffers and whole blocks, for direct I/O without a copy.
 //!
-//! `O_DIRECT` requires address, length and offset at multiples of the device's block. Both types
-//! check that when they are made, so a later write cannot fail because of alignment.
+//! `O_DIRECT` requires address, length and offset at multiples of the device's block. [`Buffer`]
+//! aligns the address. [`Blocks`] checks address and length when it is made.
 
 use rkyv::util::AlignedVec;
 
 /// Alignment of a buffer's first byte: a page, a multiple of every device's block.
 pub const ALIGNMENT: usize = 4096;
 
-/// Growable bytes that begin at a page.
+/// Growable byte buffer whose first byte is page-aligned.
 #[derive(Default)]
 pub struct Buffer {
-    /// At least `used` bytes; the bytes after them are spare and may hold anything.
+    /// Initialised bytes. Those after the first `used` are spare and have any content.
     room: AlignedVec<ALIGNMENT>,
     used: usize,
 }
 
-/// Minimum growth of the spare bytes.
+/// Growth of the initialised bytes, as far as the capacity allows.
 const ROOM_STEP: usize = 64 * 1024;
 
 impl Buffer {
@@ -54,7 +54,7 @@ impl Buffer {
         self.used = end;
     }
 
-    /// Spare bytes after the end, to be written and then added with [`Buffer::extend_into_spare`].
+    /// The `N` bytes after the end. [`Buffer::extend_into_spare`] adds what the caller wrote there.
     #[inline]
     pub fn spare<const N: usize>(&mut self) -> &mut [u8; N] {
         if self.used + N > self.room.len() {
@@ -62,7 +62,7 @@ impl Buffer {
         }
         self.room[self.used..]
             .first_chunk_mut()
-            .expect("room was made")
+            .expect("the buffer has N spare bytes")
     }
 
     /// Extends the length over bytes written through [`Buffer::spare`].
@@ -86,7 +86,7 @@ impl Buffer {
         self.used = bytes;
     }
 
-    /// Grows to `bytes`, or further where the capacity allows it without a reallocation.
+    /// Initialises at least `bytes`; more if the capacity allows it without a reallocation.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, bytes: usize) {
@@ -107,7 +107,7 @@ pub struct Blocks<'a>(&'a [u8]);
 
 impl<'a> Blocks<'a> {
     /// # Panics
-    /// Address or length is not aligned: a caller's bug.
+    /// Address or length is not aligned.
     pub fn new(bytes: &'a [u8], block: usize) -> Self {
         assert!(
             block.is_power_of_two() && block <= ALIGNMENT,

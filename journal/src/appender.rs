@@ -1,4 +1,4 @@
-//! Appends frames to a local buffer, swapped for the one that the writer has emptied.
+//! Appends frames to a local buffer, which is swapped for an empty one of the writer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, TryLockError};
@@ -7,13 +7,15 @@ use crate::aligned::Buffer;
 use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
 use crate::log::{Config, Pending, Shared, Tail};
 
-/// Makes frames and hands whole units to the writer. Makes no system call unless the writer sleeps.
+/// Makes frames and hands whole units to the writer.
+///
+/// Makes no system call unless the writer sleeps, or swaps buffers during [`Appender::flush`].
 pub struct Appender {
     shared: Arc<Shared>,
     /// Frames after the space for a mark.
     local: Buffer,
     tail: Tail,
-    /// The last frame ended its unit.
+    /// True when the last frame ended its unit.
     is_whole: bool,
     durable: u64,
     pending_bytes_max: usize,
@@ -56,9 +58,9 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// As [`Appender::append`], for a payload that `fill` writes in place, returning its length.
+    /// As [`Appender::append`], for a payload that `fill` writes in place.
     ///
-    /// The payload is at most [`SMALL_BYTES`].
+    /// `fill` returns the payload's length, 1 to [`SMALL_BYTES`].
     #[inline]
     pub fn append_small(
         &mut self,
@@ -82,7 +84,7 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// Hands over the appended units. Waits while the writer swaps buffers for an earlier batch.
+    /// Hands the appended units to the writer. Waits while the writer swaps buffers.
     pub fn flush(&mut self) {
         if self.local.len() > MARK_BYTES {
             assert!(self.is_whole, "flush inside a unit");
@@ -110,7 +112,7 @@ impl Appender {
         true
     }
 
-    /// Bytes appended and not handed over, with the space for a mark before them.
+    /// Bytes appended and not handed over, including the space for a mark.
     pub fn local_bytes(&self) -> usize {
         self.local.len()
     }
@@ -134,18 +136,18 @@ impl Appender {
         self.shared.pending_bytes.load(Ordering::Relaxed) + self.local.len()
     }
 
-    /// The writer waits for its next segment; appended units stay in memory.
+    /// True while the writer waits for its next segment. Appended units stay in memory.
     pub fn is_stalled(&self) -> bool {
         self.shared.is_stalled.load(Ordering::Relaxed)
     }
 
-    /// The log has failed.
+    /// True when the log has failed.
     pub fn is_failed(&self) -> bool {
         self.shared.is_failed.load(Ordering::Acquire)
     }
 }
 
-/// Appends `local` to the pending units and empties it, but for the space for a mark.
+/// Appends `local` to the pending units and empties it, except for the space for a mark.
 fn hand_over(
     shared: &Shared,
     mut pending: MutexGuard<'_, Pending>,

@@ -1,4 +1,4 @@
-//! Follows the chain: marks through a segment, frames through a batch, up to a torn place.
+//! Verifies the checksum chain of marks and frames, segment by segment, up to a torn place.
 
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::JournalError;
@@ -7,27 +7,27 @@ use crate::scan::End;
 /// State of the scan: the chain so far.
 pub(crate) struct ChainScan {
     pub end: End,
-    /// Checksum of the last frame; ahead of `end.crc` inside a unit.
+    /// Checksum of the last frame read; inside a unit it is newer than `end.crc`.
     pub crc: u32,
     unit: Vec<Frame>,
-    /// End of the last whole unit, in the segment of `end`.
+    /// Bytes of the segment of `end` that a truncation keeps: whole units and batches.
     pub keep: u64,
-    /// Place where the last batch ended before its mark's extent.
+    /// File and offset where the last batch ends without all units that its mark names.
     short_at: Option<(String, u64)>,
 }
 
-/// Reason why a segment is finished.
+/// Why the scan of a segment ended.
 pub(crate) enum Stop {
-    /// Its last batch, or zeros, extend to its end.
+    /// The last batch, or zeros after it, extend to the segment's end.
     Next,
     /// The segment is empty.
-    Rest,
+    Empty,
     /// No whole frame at this offset.
     Torn(u64),
 }
 
 impl ChainScan {
-    /// Begins at `segment`.
+    /// Starts at `segment`, with an empty chain.
     pub fn new(segment: u64) -> Self {
         Self {
             end: End {
@@ -41,8 +41,8 @@ impl ChainScan {
         }
     }
 
-    /// Follows the batches of a segment from its start.
-    pub fn segment(
+    /// Scans the batches of a segment from its start; `visit` gets the frames of whole units.
+    pub fn scan_segment(
         &mut self,
         segment: u64,
         bytes: &[u8],
@@ -54,7 +54,7 @@ impl ChainScan {
             let mark = match frame::read(&bytes[at..]) {
                 Found::Mark(mark) => mark,
                 Found::End | Found::Short if is_zero(&bytes[at..]) => {
-                    return Ok(if at == 0 { Stop::Rest } else { Stop::Next });
+                    return Ok(if at == 0 { Stop::Empty } else { Stop::Next });
                 }
                 _ => return Ok(Stop::Torn(at as u64)),
             };
@@ -75,7 +75,7 @@ impl ChainScan {
                     offset: at as u64,
                 });
             }
-            if let Some(torn) = self.batch(
+            if let Some(torn) = self.scan_batch(
                 segment,
                 &bytes[..extent_end],
                 at,
@@ -91,8 +91,8 @@ impl ChainScan {
         Ok(Stop::Next)
     }
 
-    /// Follows the frames after a mark to the end of its extent; returns the offset of a torn one.
-    fn batch(
+    /// Scans the frames of a batch. Returns the offset of the first torn frame, if there is one.
+    fn scan_batch(
         &mut self,
         segment: u64,
         bytes: &[u8],
@@ -140,7 +140,7 @@ impl ChainScan {
                         offset,
                     });
                 }
-                // Truncated by an earlier start: the next batch follows the last whole unit.
+                // An earlier opening truncated this batch after its last whole unit.
                 Found::End | Found::Short
                     if self.unit.is_empty()
                         && self.end.batch == mark.batch

@@ -1,6 +1,6 @@
 //! In-memory disk that loses power: unsynced blocks are kept, dropped or torn, as a seed decides.
 //!
-//! Blocks are affected one by one and in any order. The disk also fails on request.
+//! Each block has its own fate. The disk also stalls and fails on request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,8 +23,8 @@ struct Segment {
     durable: Vec<u8>,
     /// Writes since the last sync, in order.
     unsynced: Vec<(usize, Vec<u8>)>,
-    /// Set when the power went while the segment was created: its previous state, which may return.
-    doubt: Option<Box<Option<Segment>>>,
+    /// Other state that a crash may choose; set if the power failed in creation or removal.
+    alternative: Option<Box<Option<Segment>>>,
 }
 
 impl Segment {
@@ -75,7 +75,7 @@ fn below(random: &mut impl FnMut() -> u64, bound: usize) -> usize {
     usize::try_from(random() % bound as u64).expect("below a size")
 }
 
-/// See the module documentation.
+/// In-memory storage that loses power, stalls and fails on request.
 #[derive(Default)]
 pub struct MemoryStorage {
     segments: Mutex<BTreeMap<u64, Segment>>,
@@ -83,8 +83,8 @@ pub struct MemoryStorage {
     pub is_full: AtomicBool,
     /// No space for another segment.
     pub has_no_room: AtomicBool,
-    /// One in this many lists, reads and openings for writing finds no file descriptor; 0 = none
-    /// fails, 1 = all fail.
+    /// Every n-th list, read and opening for writing finds no file descriptor; 0 = none fails, 1 =
+    /// all fail.
     pub open_fails_every: AtomicU64,
     pub opens: AtomicU64,
     /// Broken disk: a sync fails.
@@ -92,19 +92,19 @@ pub struct MemoryStorage {
     /// Lying disk: a sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
-    /// Writes, syncs, created and removed segments until the power goes, plus one; 0 = never.
+    /// Operations until the power fails, plus one; 0 = it does not fail.
     power: AtomicU64,
     is_off: AtomicBool,
     /// The disk does not complete writes: see [`MemoryStorage::stall`].
     is_stalled: Mutex<bool>,
-    answers: Condvar,
+    stall_ended: Condvar,
 }
 
 impl MemoryStorage {
     /// Cuts the power in the operation after the next `operations` ones.
     ///
-    /// Writes, syncs, created and removed segments count. Everything then fails until
-    /// [`MemoryStorage::crash`].
+    /// Operations are writes, syncs, and the creation and removal of segments. Then everything
+    /// fails until [`MemoryStorage::crash`] or [`MemoryStorage::revive`].
     pub fn power_off_after(&self, operations: u64) {
         self.power.store(operations + 1, Ordering::SeqCst);
     }
@@ -123,10 +123,10 @@ impl MemoryStorage {
             z ^ (z >> 31)
         };
         let mut segments = self.lock();
-        // A new segment is renamed or not: whole or absent.
+        // An interrupted creation or removal happened or did not; there is no state in between.
         *segments = std::mem::take(&mut *segments)
             .into_iter()
-            .filter_map(|(number, mut segment)| match segment.doubt.take() {
+            .filter_map(|(number, mut segment)| match segment.alternative.take() {
                 Some(before) if random().is_multiple_of(2) => before.map(|old| (number, old)),
                 _ => Some((number, segment)),
             })
@@ -142,7 +142,7 @@ impl MemoryStorage {
     /// Restores the power without loss, as after the kill of a process.
     pub fn revive(&self) {
         for segment in self.lock().values_mut() {
-            segment.doubt = None;
+            segment.alternative = None;
         }
         self.power.store(0, Ordering::SeqCst);
         self.is_off.store(false, Ordering::SeqCst);
@@ -151,7 +151,7 @@ impl MemoryStorage {
     /// Makes every write wait until called with false.
     pub fn stall(&self, is_stalled: bool) {
         *self.stalled() = is_stalled;
-        self.answers.notify_all();
+        self.stall_ended.notify_all();
     }
 
     fn stalled(&self) -> MutexGuard<'_, bool> {
@@ -169,7 +169,7 @@ impl MemoryStorage {
         }
     }
 
-    /// Loses a segment, by an operator's or the file system's mistake.
+    /// Loses a segment, as by a mistake of an operator or the file system.
     pub fn lose(&self, segment: u64) {
         self.lock().remove(&segment);
     }
@@ -203,8 +203,8 @@ impl MemoryStorage {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation; true when the power goes in it.
-    fn goes_off(&self) -> bool {
+    /// Counts an operation; true when the power fails in it.
+    fn power_fails(&self) -> bool {
         let left = self
             .power
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
@@ -235,7 +235,7 @@ impl MemoryStorage {
 
     fn sync_segment(&self, segment: u64) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
-        if self.is_off.load(Ordering::SeqCst) || self.goes_off() {
+        if self.is_off.load(Ordering::SeqCst) || self.power_fails() {
             return Err(io::Error::other("the power is off"));
         }
         if self.is_broken.load(Ordering::SeqCst) {
@@ -261,7 +261,7 @@ impl Storage for Arc<MemoryStorage> {
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
         self.check()?;
-        let goes_off = self.goes_off();
+        let power_fails = self.power_fails();
         if self.has_no_room.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -274,10 +274,10 @@ impl Storage for Arc<MemoryStorage> {
                 seen: zeros.clone(),
                 durable: zeros,
                 unsynced: Vec::new(),
-                doubt: goes_off.then(|| Box::new(before)),
+                alternative: power_fails.then(|| Box::new(before)),
             },
         );
-        if goes_off {
+        if power_fails {
             return Err(io::Error::other("the power is off"));
         }
         Ok(())
@@ -289,12 +289,12 @@ impl Storage for Arc<MemoryStorage> {
 
     fn remove(&self, segment: u64) -> io::Result<()> {
         self.check()?;
-        let goes_off = self.goes_off();
+        let power_fails = self.power_fails();
         let mut segments = self.lock();
-        if goes_off {
+        if power_fails {
             // Removed or not: decided by the crash.
             let removed = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
-            removed.doubt = Some(Box::new(None));
+            removed.alternative = Some(Box::new(None));
             return Err(io::Error::other("the power is off"));
         }
         match segments.remove(&segment) {
@@ -314,16 +314,16 @@ impl Storage for Arc<MemoryStorage> {
         assert_eq!(offset % BLOCK_BYTES as u64, 0, "aligned offset");
         let stalled = self.stalled();
         drop(
-            self.answers
+            self.stall_ended
                 .wait_while(stalled, |stalled| *stalled)
                 .unwrap_or_else(PoisonError::into_inner),
         );
         let start = usize::try_from(offset).expect("fits memory");
-        let goes_off = self.goes_off();
+        let power_fails = self.power_fails();
         let mut segments = self.lock();
         let segment = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
         segment.write(start, blocks.bytes());
-        if goes_off {
+        if power_fails {
             return Err(io::Error::other("the power is off"));
         }
         Ok(())

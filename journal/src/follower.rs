@@ -1,10 +1,10 @@
 //! Reads the log of another process while that process writes it.
 //!
-//! Only marks show what is durable: a batch is returned once the mark after it exists, since that
+//! Only marks show what is durable. A batch is returned once the mark after it exists, since that
 //! mark was written when the batch was durable. The last batch of a log without a writer is
-//! therefore not returned. A place without a whole mark may be about to be written, or be torn and
-//! rewritten by the next opening: it is read again. It is damage only when later data shows that it
-//! had been durable.
+//! therefore not returned. A place without a whole mark is read again: it may be about to be
+//! written, or be torn and rewritten by the next opening. It is damage only when later data shows
+//! that it had been durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ use crate::log::JournalError;
 use crate::scan;
 use crate::storage::Storage;
 
-/// Follows the log. Frames come in log order.
+/// Returns the durable frames in log order.
 ///
 /// When `try_next` returns `None`, the last frame returned was the end of a unit.
 pub struct Follower {
@@ -26,7 +26,7 @@ pub struct Follower {
     ready: VecDeque<Frame>,
 }
 
-/// Position of the next batch, and what it continues.
+/// Position of the next batch, and the end of the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     segment: u64,
@@ -37,7 +37,7 @@ struct Place {
 }
 
 impl Place {
-    /// True when the mark is that of the next batch.
+    /// True when `mark` is that of the next batch.
     fn continues(&self, mark: &Mark) -> bool {
         mark.batch == self.batch + 1 && mark.durable == self.sequence && mark.prev == self.crc
     }
@@ -57,8 +57,8 @@ impl Follower {
     /// The next frame that is certainly durable, if there is one yet.
     ///
     /// # Errors
-    /// [`JournalError::Removed`], with the log's new beginning, when it is after this reader's
-    /// place; or the log is damaged.
+    /// [`JournalError::Removed`] when the next record was removed; another error when the log is
+    /// damaged or cannot be read.
     pub fn try_next(&mut self) -> Result<Option<Frame>, JournalError> {
         loop {
             while let Some(frame) = self.ready.pop_front() {
@@ -84,25 +84,24 @@ impl Follower {
             return error;
         }
         let segments = self.storage.segments().map_err(JournalError::Io);
-        let begins = segments.and_then(|all| scan::begins_at(&*self.storage, &all, place));
-        begins.err().unwrap_or(error)
+        let checked = segments.and_then(|all| scan::check_not_removed(&*self.storage, &all, place));
+        checked.err().unwrap_or(error)
     }
 
     /// Parses the next batch into `ready`; false when none is certainly durable.
     fn fill(&mut self) -> Result<bool, JournalError> {
-        let Some(place) = self.placed()? else {
+        let Some(place) = self.locate()? else {
             return Ok(false);
         };
-        if let Some(next) = self.batch(place)? {
+        if let Some(next) = self.read_batch(place)? {
             self.place = Some(next);
             return Ok(true);
         }
-        // Whole data later in the log shows that this place had been durable; it may also have
-        // become so since the first read.
+        // Later data shows that the batch is durable. It may have become so since the first read.
         if !self.is_passed(place)? {
             return Ok(false);
         }
-        match self.batch(place)? {
+        match self.read_batch(place)? {
             Some(next) => {
                 self.place = Some(next);
                 Ok(true)
@@ -111,10 +110,11 @@ impl Follower {
         }
     }
 
-    fn placed(&mut self) -> Result<Option<Place>, JournalError> {
+    /// The place of the next batch; found in the log on the first call.
+    fn locate(&mut self) -> Result<Option<Place>, JournalError> {
         if self.place.is_none() {
             let segments = self.storage.segments()?;
-            scan::begins_at(&*self.storage, &segments, self.after)?;
+            scan::check_not_removed(&*self.storage, &segments, self.after)?;
             let Some(segment) = scan::segment_containing(&*self.storage, &segments, self.after)?
             else {
                 return Ok(None);
@@ -135,21 +135,21 @@ impl Follower {
         Ok(self.place)
     }
 
-    /// Reads the batch at `place`, if the mark after it exists; returns that mark's place.
-    fn batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
+    /// Reads the batch at `place` if the mark after it exists; returns the place of that mark.
+    fn read_batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
         let mut at = place;
-        // Its segment may have been removed when no batch was left in it.
+        // The segment may have been removed after its last batch was returned.
         let mut mark = self.mark_if_exists(at.segment, at.offset)?;
         if !mark.is_some_and(|mark| place.continues(&mark)) {
-            // It may begin the next segment, when a torn end here was abandoned.
+            // The batch is in the next segment if it did not fit, or if a torn end was abandoned.
             (at.segment, at.offset) = (place.segment + 1, 0);
             mark = self.mark_if_exists(at.segment, 0)?;
         }
         let Some(mark) = mark.filter(|mark| place.continues(mark)) else {
             return Ok(None);
         };
-        let behind = (at.segment, at.offset + mark.extent.max(MARK_BYTES as u64));
-        for (segment, offset) in [behind, (at.segment + 1, 0)] {
+        let after_batch = (at.segment, at.offset + mark.extent.max(MARK_BYTES as u64));
+        for (segment, offset) in [after_batch, (at.segment + 1, 0)] {
             let next = match offset {
                 0 => self.mark_if_exists(segment, 0)?,
                 offset => self.mark(segment, offset)?,
@@ -158,7 +158,7 @@ impl Follower {
                 next.batch == mark.batch + 1 && (place.sequence..=mark.last).contains(&next.durable)
             };
             if let Some(next) = next.filter(follows) {
-                self.take(at, &mark, next.durable, next.prev)?;
+                self.read_frames(at, &mark, next.durable, next.prev)?;
                 return Ok(Some(Place {
                     segment,
                     offset,
@@ -172,7 +172,13 @@ impl Follower {
     }
 
     /// Reads the frames of a batch up to record `through`, whose checksum is `crc`.
-    fn take(&mut self, at: Place, mark: &Mark, through: u64, crc: u32) -> Result<(), JournalError> {
+    fn read_frames(
+        &mut self,
+        at: Place,
+        mark: &Mark,
+        through: u64,
+        crc: u32,
+    ) -> Result<(), JournalError> {
         let bytes = mark.extent.saturating_sub(MARK_BYTES as u64);
         let mut bytes = vec![0; usize::try_from(bytes).unwrap_or(0)];
         let start = at.offset + MARK_BYTES as u64;
@@ -205,15 +211,14 @@ impl Follower {
         Ok(())
     }
 
-    /// True when a later segment begins with a batch after the one after the next.
+    /// True when a later segment begins with a batch that proves the next two to be durable.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the segment of this place was removed before its records were
-    /// returned.
+    /// [`JournalError::Removed`] when the segment was removed before its records were returned.
     fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
         let segments = self.storage.segments()?;
         if !segments.contains(&place.segment) {
-            scan::begins_at(&*self.storage, &segments, place.sequence)?;
+            scan::check_not_removed(&*self.storage, &segments, place.sequence)?;
         }
         for segment in segments {
             if segment > place.segment
@@ -242,7 +247,7 @@ impl Follower {
         })
     }
 
-    /// As [`Follower::mark`], in a segment that may not exist, yet or any more.
+    /// As [`Follower::mark`], for a segment that may not exist yet or any more.
     fn mark_if_exists(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
         match self.mark(segment, offset) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -16,8 +16,8 @@
 //! `batch u64 | extent u64 | last sequence u64`. `extent` is the size of the write, mark and
 //! trailing zeros included; the next mark follows it. A mark's `sequence` is the last one before
 //! the batch, durable when the batch was written. Its `prev` is the `crc` of the last frame before
-//! the batch, but the mark itself is no link of the chain. A record after a damaged place that
-//! names a later sequence as durable distinguishes a hole from a torn tail.
+//! the batch, but the mark itself is no link of the chain. If a frame or mark after a damaged place
+//! names a record of that place as durable, the place is a hole, otherwise a torn tail.
 //!
 //! `len`, `kind`, `flags`, `ver` and `crc` have the same offsets in every version from 2 on, so
 //! that another version is not mistaken for damage.
@@ -34,8 +34,8 @@ pub const SMALL_BYTES: usize = 144;
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version that this program writes.
 pub const VERSION: u16 = 3;
-/// Highest version accepted in a header whose checksum is not verified. In the noise of a torn
-/// header one 16-bit value in thousands is as small.
+/// Highest version accepted in a header whose checksum is not verified. Of the random 16-bit values
+/// in a torn header, one in thousands is as small.
 const VERSION_NEAR: u16 = 16;
 const MARK_PAYLOAD_BYTES: usize = 24;
 const MARK: u8 = 3;
@@ -49,7 +49,7 @@ const _: () = assert!(MARK_BYTES.is_multiple_of(8) && HEADER_BYTES.is_multiple_o
 pub enum FrameKind {
     /// A sequenced command; determines the commit position.
     Command,
-    /// An effect of the command with the same sequence.
+    /// An event of the command with the same sequence.
     Event,
 }
 
@@ -61,6 +61,7 @@ pub struct Frame {
     pub unit_end: bool,
     /// Node sequence of the command.
     pub sequence: u64,
+    /// Time of the command in nanoseconds, as it was appended.
     pub time_ns: u64,
     /// A sequence that was durable when this frame was made.
     pub durable: u64,
@@ -203,7 +204,7 @@ fn header(
     durable: u64,
     prev: u32,
 ) -> [u8; HEADER_BYTES] {
-    let length = u32::try_from(payload).expect("bounded by its maker");
+    let length = u32::try_from(payload).expect("a payload is at most 64 KiB");
     let mut head = [0; HEADER_BYTES];
     head[..4].copy_from_slice(&length.to_le_bytes());
     head[4] = kind;
@@ -216,7 +217,7 @@ fn header(
     head
 }
 
-/// Content found at an offset.
+/// Result of [`read`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Frame(Frame),
@@ -229,12 +230,12 @@ pub enum Found {
     Damaged,
 }
 
-/// Decodes the start of `bytes`, which may be longer. The caller checks the chain and extents.
+/// Decodes the frame or mark at the start of `bytes`. The caller checks the chain and extents.
 pub fn read(bytes: &[u8]) -> Found {
     let Some(head) = bytes.get(..HEADER_BYTES) else {
         return Found::Short;
     };
-    let length = word(head, 0) as usize;
+    let length = u32_at(head, 0) as usize;
     if length == 0 {
         return if head.iter().all(|byte| *byte == 0) {
             Found::End
@@ -252,18 +253,18 @@ pub fn read(bytes: &[u8]) -> Found {
     if !is_whole(whole) {
         return Found::Damaged;
     }
-    let crc = word(head, CRC_AT.start);
+    let crc = u32_at(head, CRC_AT.start);
     let payload = &whole[HEADER_BYTES..HEADER_BYTES + length];
-    let prev = word(head, 32);
+    let prev = u32_at(head, 32);
     if kind == MARK {
         if length != MARK_PAYLOAD_BYTES {
             return Found::Damaged;
         }
         return Found::Mark(Mark {
-            batch: long(payload, 0),
-            extent: long(payload, 8),
-            durable: long(head, 24),
-            last: long(payload, 16),
+            batch: u64_at(payload, 0),
+            extent: u64_at(payload, 8),
+            durable: u64_at(head, 24),
+            last: u64_at(payload, 16),
             prev,
         });
     }
@@ -274,9 +275,9 @@ pub fn read(bytes: &[u8]) -> Found {
             FrameKind::Event
         },
         unit_end: head[5] & FLAG_UNIT_END != 0,
-        sequence: long(head, 8),
-        time_ns: long(head, 16),
-        durable: long(head, 24),
+        sequence: u64_at(head, 8),
+        time_ns: u64_at(head, 16),
+        durable: u64_at(head, 24),
         prev,
         crc,
         payload: payload.to_vec(),
@@ -288,13 +289,13 @@ fn is_whole(frame: &[u8]) -> bool {
     let mut plain = [0; HEADER_BYTES];
     plain[..CRC_AT.start].copy_from_slice(&frame[..CRC_AT.start]);
     let crc = crc32c::crc32c_append(crc32c::crc32c(&plain), &frame[HEADER_BYTES..]);
-    crc == word(frame, CRC_AT.start)
+    crc == u32_at(frame, CRC_AT.start)
 }
 
-/// Another format version claimed by a header, at a place where a frame or a mark is due.
+/// Another format version in a header, at a place where a frame or a mark is due.
 ///
-/// Either one of the next versions, whose checksum may differ too, or any version with a valid
-/// checksum. A header torn inside its version field is neither.
+/// Either a version up to 16, whose checksum may be computed differently, or any version with a
+/// valid checksum. A header torn inside its version field matches neither.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
     let near = claimed_version(bytes).filter(|version| *version <= VERSION_NEAR);
     near.or_else(|| complete_frame_version(bytes))
@@ -302,27 +303,27 @@ pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
 
 fn claimed_version(bytes: &[u8]) -> Option<u16> {
     let head = bytes.get(..HEADER_BYTES)?;
-    let is_header = (1..=PAYLOAD_BYTES_MAX).contains(&(word(head, 0) as usize))
+    let is_header = (1..=PAYLOAD_BYTES_MAX).contains(&(u32_at(head, 0) as usize))
         && (1..=MARK).contains(&head[4])
         && head[5] <= FLAG_UNIT_END;
     let version = version(head);
     (is_header && version != 0 && version != VERSION).then_some(version)
 }
 
-/// As [`other_version`] for any place: requires a valid checksum, so payload bytes do not match.
+/// As [`other_version`], for any place. Requires a valid checksum, so payload bytes do not match.
 pub(crate) fn complete_frame_version(bytes: &[u8]) -> Option<u16> {
     let version = claimed_version(bytes)?;
-    let whole = bytes.get(..frame_bytes(word(bytes, 0) as usize))?;
+    let whole = bytes.get(..frame_bytes(u32_at(bytes, 0) as usize))?;
     is_whole(whole).then_some(version)
 }
 
-/// Cheap filter: a frame of this version may begin here. Most places are inside a frame, or zeros.
+/// Cheap filter for [`read`]: false for most places inside a frame, and for zeros.
 pub(crate) fn may_begin(bytes: &[u8]) -> bool {
     let head = bytes.get(..HEADER_BYTES);
     head.is_some_and(|head| (1..=MARK).contains(&head[4]) && version(head) == VERSION)
 }
 
-/// A unit in bytes written by this process; not verified again.
+/// A unit in a buffer.
 pub(crate) struct Unit {
     pub bytes: usize,
     pub sequence: u64,
@@ -330,17 +331,17 @@ pub(crate) struct Unit {
     pub crc: u32,
 }
 
-/// Returns the first unit of whole frames.
-pub(crate) fn unit(bytes: &[u8]) -> Unit {
+/// Returns the first unit of a buffer that this process filled. Verifies no checksum.
+pub(crate) fn first_unit(bytes: &[u8]) -> Unit {
     let mut at = 0;
     loop {
         let head = &bytes[at..at + HEADER_BYTES];
-        at += frame_bytes(word(head, 0) as usize);
+        at += frame_bytes(u32_at(head, 0) as usize);
         if head[5] & FLAG_UNIT_END != 0 {
             return Unit {
                 bytes: at,
-                sequence: long(head, 8),
-                crc: word(head, CRC_AT.start),
+                sequence: u64_at(head, 8),
+                crc: u32_at(head, CRC_AT.start),
             };
         }
     }
@@ -350,10 +351,10 @@ fn version(head: &[u8]) -> u16 {
     u16::from_le_bytes(head[6..8].try_into().expect("two bytes"))
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }

@@ -1,6 +1,6 @@
 //! Append-only log of one engine node: sequenced commands and their events as framed bytes.
 //!
-//! Durable in admission order.
+//! Frames become durable in the order of admission.
 //!
 //! - [`frame`]: frame and mark layout, checksum chain.
 //! - [`aligned`]: page-aligned buffers and whole blocks for direct I/O.
@@ -9,16 +9,19 @@
 //! - [`log`]: opening (truncates a torn tail, refuses a hole) and the commit position.
 //!   [`Appender`]: makes frames and hands them to the writer. `writer`: the thread with natural
 //!   group commit.
-//! - `scan`, `chain`: the scan that opening does. [`visit_frames`], [`visit_frames_after`],
+//! - `scan`, `chain`: the scan that opening a log runs. [`visit_frames`], [`visit_frames_after`],
 //!   [`check`] and [`list`] are its read-only parts.
 //! - [`SegmentTruncator`]: removes whole segments from the log's beginning.
-//! - [`snapshot`]: states at a sequence, one file each; the newest good one is found first.
+//! - [`snapshot`]: the caller's state at a sequence, one file each. Bad files are skipped.
 //! - [`reader`]: tails frames up to the commit position, recent ones from memory (`recent`).
 //!   [`Follower`]: the same from another process, up to the last mark.
 //!
-//! This crate does not interpret payloads. Invariants: records that [`log::Commit`] reports durable
-//! survive any crash; a reader never sees a frame that a crash could still lose; a batch is durable
-//! before the next one is written; a durable block is never rewritten.
+//! This crate does not interpret payloads. Invariants:
+//!
+//! - Records that [`log::Commit`] reports durable survive any crash.
+//! - A reader never sees a frame that a crash could still lose.
+//! - A batch is durable before the next one is written.
+//! - A durable block is never rewritten.
 
 pub mod aligned;
 mod appender;

@@ -4,10 +4,10 @@
 //! consists of whole units, so the commit position is always between two commands. After a write or
 //! sync error the log is failed for good: nothing more is accepted, and records reported durable
 //! are not touched. Creating or opening a segment is retried after a shortage of space, memory or
-//! descriptors: nothing has been written to it.
+//! descriptors, since the segment contains nothing yet.
 //!
-//! The appender makes the finished frames, chain and checksum included. The writer's thread touches
-//! none of their bytes: it swaps buffers and waits for the disk.
+//! The appender makes the finished frames, chain and checksum included. The writer's thread swaps
+//! buffers, adds a mark per batch and waits for the disk.
 
 use std::io;
 use std::ops::Range;
@@ -39,19 +39,20 @@ pub struct Config {
     /// Size of a segment. A unit never spans two; a larger one gets a segment of its own size.
     pub segment_bytes: u64,
     /// Soft limit of the bytes that wait for the writer; above it [`Appender::is_full`] is true.
-    /// In-flight units and the batch being written, at most as large again, may exceed it. Three
-    /// buffers of this size are allocated and written to once at the start, so that the appending
-    /// thread has no page faults while a disk stalls.
+    ///
+    /// Units in flight come on top, and so does the batch being written, which is at most as large
+    /// again. At the start three buffers of this size are allocated and written to once: the
+    /// appending thread has no page faults while a disk stalls.
     pub pending_bytes_max: usize,
     /// Bytes of the last batches kept in memory for readers; 0 = none.
     pub recent_bytes: usize,
 }
 
-/// Extra capacity for in-flight units.
+/// Extra capacity of each buffer, for units in flight.
 const PENDING_MORE_BYTES: usize = 1 << 20;
 
 impl Config {
-    /// An empty buffer with space for a mark at its start; does not grow within the limit.
+    /// An empty buffer with space for a mark at its start. It does not grow within the limit.
     pub(crate) fn buffer(&self) -> Buffer {
         let mut buffer = Buffer::default();
         buffer.resize(self.pending_bytes_max + PENDING_MORE_BYTES);
@@ -82,24 +83,27 @@ pub enum JournalError {
     Hole {
         file: String,
         offset: u64,
-        /// Last record before it.
+        /// Last record before the damaged place.
         sequence: u64,
     },
-    #[error("{file}: the record at offset {offset} does not continue the one before it")]
+    #[error(
+        "{file}: the record at offset {offset} does not continue the one before it; restore this file \
+         from a copy"
+    )]
     Chain { file: String, offset: u64 },
     #[error(
         "the journal has segment {after} but segment {missing} is missing; restore it from a copy"
     )]
     SegmentMissing { missing: u64, after: u64 },
     #[error(
-        "records up to {through} were removed from the journal's beginning; it begins with {}: \
-         cannot read after {after}; start from a state at or after {through}",
+        "the journal was truncated through record {through} and begins with {}: cannot read after \
+         {after}; start from a snapshot at or after {through}",
         .through + 1
     )]
     Removed { through: u64, after: u64 },
     #[error(
-        "the journal ends at record {end}, but records up to {after} were durable; they are missing: \
-         restore the journal from a copy"
+        "the journal ends at record {end}, but records through {after} were durable: restore the \
+         journal from a copy"
     )]
     Lost { end: u64, after: u64 },
     #[error(
@@ -116,13 +120,13 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// True when out of file descriptors. The reader has lost nothing: the call may be retried.
+    /// True when the process is out of file descriptors. The call may be retried without loss.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Io(error) if is_out_of_descriptors(error))
     }
 }
 
-/// The disk failed while the platform ran.
+/// The log has failed, or was closed before a record became durable.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the journal has failed: {0}")]
 pub struct JournalFailed(pub Arc<str>);
@@ -134,7 +138,7 @@ pub(crate) struct State {
     pub segment: u64,
     pub offset: u64,
     pub failed: Option<Arc<str>>,
-    /// Reason why the writer waits, if it does.
+    /// Why the writer waits for its next segment, if it does.
     pub stalled: Option<Arc<str>>,
 }
 
@@ -151,7 +155,7 @@ pub struct Commit {
 pub type Listener = Box<dyn Fn() + Send>;
 
 impl Commit {
-    /// Last durable node sequence. One atomic load: spinning on it disturbs the writer no further.
+    /// Last durable node sequence. One atomic load: a caller may spin on it.
     pub fn position(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
     }
@@ -165,13 +169,14 @@ impl Commit {
         listeners.push(listener);
     }
 
-    /// Reason why the log accepts nothing more, if it failed.
+    /// Why the log has failed, if it has.
     pub fn failure(&self) -> Option<JournalFailed> {
         self.state.borrow().failed.clone().map(JournalFailed)
     }
 
-    /// Reason why nothing becomes durable at present, if so: the next segment cannot be created.
-    /// The writer retries by itself.
+    /// Why the next segment cannot be created or opened at present, if so.
+    ///
+    /// Nothing becomes durable meanwhile. The writer retries.
     pub fn stalled(&self) -> Option<Arc<str>> {
         self.state.borrow().stalled.clone()
     }
@@ -179,7 +184,7 @@ impl Commit {
     /// Waits until `sequence` is durable.
     ///
     /// # Errors
-    /// The log failed or was closed before.
+    /// The log failed or was closed before that.
     pub async fn wait(&self, sequence: u64) -> Result<(), JournalFailed> {
         let mut state = self.state.clone();
         let state = state
@@ -257,7 +262,7 @@ pub(crate) struct Shared {
     pub is_stalled: AtomicBool,
     pub counters: Counters,
     pub recent: Arc<Recent>,
-    /// Nanoseconds from the beginning of a large write to that of the next; 0 = no minimum.
+    /// Minimum nanoseconds from the start of a large write to that of the next; 0 = none.
     pub gather_ns: AtomicU64,
     /// Set by the writer's thread.
     pub writer: OnceLock<WriterThread>,
@@ -268,8 +273,8 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the writer waits for its next segment, or that it continues.
-    pub fn stall(&self, reason: Option<String>) {
+    /// Publishes why the writer waits for its next segment; `None` when it continues.
+    pub fn set_stalled(&self, reason: Option<String>) {
         if reason.is_none() && !self.is_stalled.load(Ordering::Relaxed) {
             return;
         }
@@ -302,7 +307,7 @@ pub struct Journal {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     config: Config,
-    /// Where the appender begins; taken by it.
+    /// Where the appender begins; `None` once there is an appender.
     start: Mutex<Option<Tail>>,
 }
 
@@ -321,12 +326,13 @@ impl Journal {
         Self::open_after(storage, config, 0, visit)
     }
 
-    /// As [`Journal::open`], for a caller that has the state after record `after`. Segments
-    /// entirely before it are not read. `visit` may still see frames at or before `after`.
+    /// As [`Journal::open`], for a caller that has the state after record `after`.
+    ///
+    /// Earlier segments are not read. `visit` may still see frames at or before `after`.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log begins after it, [`JournalError::Lost`] when it ends
-    /// before it; the log is then unchanged.
+    /// [`JournalError::Removed`] when the record after `after` was removed, [`JournalError::Lost`]
+    /// when the log ends before `after`. The log is then unchanged.
     pub fn open_after(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -339,7 +345,7 @@ impl Journal {
     /// As [`Journal::open_after`], for a log known to have been durable up to record `reach`.
     ///
     /// # Errors
-    /// As [`Journal::open_after`]; [`JournalError::Lost`] also when it ends before `reach`.
+    /// As [`Journal::open_after`]; [`JournalError::Lost`] also when the log ends before `reach`.
     pub fn open_reaching(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -409,15 +415,16 @@ impl Journal {
         Appender::new(self.shared.clone(), self.config, start)
     }
 
-    /// Keeps the log's threads off `cores`, whose threads spin, as long as others are left, and
-    /// raises their priority above these. The log's threads work a few microseconds per write and
-    /// sleep; with equal priority they would wait for the end of a spinning thread's time slice,
-    /// some milliseconds, after each disk completion. Without the permission they stay as they are.
+    /// Keeps the log's threads off `cores`, on which threads spin, and raises their priority.
+    ///
+    /// The threads stay on all cores if no other core is left. They work for a few microseconds per
+    /// write and then sleep. With equal priority they would wait after each disk completion for the
+    /// end of a spinning thread's time slice, some milliseconds. Failures are logged as warnings.
     pub fn keep_off(&self, cores: Range<usize>) {
         let writer = *self.shared.writer.wait();
         let kept = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
             cores.for_each(|core| set.unset(core));
-            // Threads that it starts inherit the set and the priority.
+            // Threads that the writer starts inherit the set and the priority.
             match set.count() {
                 0 => Ok(()),
                 _ => sched_setaffinity(Some(writer.pid), &set),
@@ -436,9 +443,10 @@ impl Journal {
         }
     }
 
-    /// Delays the write after a large one until `time` has passed since the large one began. Where
-    /// the writer shares a core with a spinning thread, many small writes cost more of it than few
-    /// large ones. Single commands are still written at once.
+    /// Delays the write after a large one until `time` has passed since the large one began.
+    ///
+    /// Few large writes take less of a core that the writer shares with a spinning thread than many
+    /// small ones. A write after a single command is not delayed.
     pub fn gather(&self, time: Duration) {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.shared.gather_ns.store(time_ns, Ordering::Relaxed);
@@ -452,13 +460,13 @@ impl Journal {
         }
     }
 
-    /// Reads frames with sequences greater than `after`.
+    /// Returns a reader of the frames after record `after`.
     pub fn reader(&self, after: u64) -> Reader {
         let (storage, recent) = (self.storage.clone(), self.shared.recent.clone());
         Reader::new(storage, recent, self.shared.state.subscribe(), after)
     }
 
-    /// Handle for removing segments from the log's beginning.
+    /// Returns a handle that removes segments from the log's beginning.
     pub fn truncator(&self) -> SegmentTruncator {
         SegmentTruncator::new(self.storage.clone(), self.shared.state.subscribe())
     }

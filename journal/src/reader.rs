@@ -1,4 +1,4 @@
-//! Reads the log after the writer, never past the commit position.
+//! Tails the log in the writer's process, up to the commit position.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +15,7 @@ use crate::storage::Storage;
 /// Bytes read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Tails the log. Frames come in log order.
+/// Returns the durable frames in log order.
 ///
 /// At the commit position the last frame returned is always the end of a unit.
 pub struct Reader {
@@ -37,7 +37,7 @@ pub struct Reader {
     ready: VecDeque<Frame>,
 }
 
-/// Reason why a reader stops.
+/// Why a read failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error(transparent)]
@@ -78,7 +78,7 @@ impl Reader {
         }
     }
 
-    /// Another reader of the same log, for records after `after`.
+    /// Returns another reader of the same log, for records after `after`.
     pub fn reopen_after(&self, after: u64) -> Self {
         let (storage, recent) = (self.storage.clone(), self.recent.clone());
         Self::new(storage, recent, self.state.clone(), after)
@@ -103,7 +103,11 @@ impl Reader {
     /// The record was removed, or the storage cannot be read.
     pub fn check(&self) -> Result<(), ReadError> {
         let segments = self.storage.segments().map_err(JournalError::Io)?;
-        Ok(scan::begins_at(&*self.storage, &segments, self.position)?)
+        Ok(scan::check_not_removed(
+            &*self.storage,
+            &segments,
+            self.position,
+        )?)
     }
 
     /// The next frame at or before the commit position, if there is one.
@@ -176,7 +180,7 @@ impl Reader {
             let count = match count {
                 Ok(count) => count,
                 Err(error) => {
-                    // Removed since, with or without records not returned yet.
+                    // If the segment was removed, `check` fails when the next record is lost.
                     self.check()?;
                     if error.kind() != io::ErrorKind::NotFound || self.segment == segment {
                         return Err(JournalError::Io(error).into());
@@ -188,10 +192,10 @@ impl Reader {
             self.buffer.truncate(count);
             self.buffer_at = 0;
             let from = self.offset;
-            // Where the memory copy ends there may be more on disk.
+            // The disk may have more of the segment than the copy in memory.
             let is_done = self.parse(count < limit && !is_in_memory)?;
             if self.segment == segment && self.offset == from {
-                // All data up to the commit position is marks and frames: the disk is damaged.
+                // Only marks and frames precede the commit position: the disk is damaged.
                 return Err(self.hole());
             }
             if is_done && self.segment < segment {
@@ -205,20 +209,20 @@ impl Reader {
         }
     }
 
-    /// The segment in which reading begins.
+    /// The segment that contains the record after `after`.
     fn first_segment(&self) -> Result<Option<u64>, JournalError> {
         loop {
             let segments = self.storage.segments()?;
-            scan::begins_at(&*self.storage, &segments, self.after)?;
+            scan::check_not_removed(&*self.storage, &segments, self.after)?;
             match scan::segment_containing(&*self.storage, &segments, self.after) {
-                // A segment was removed since: list again.
+                // A segment was removed after the listing.
                 Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 found => return found,
             }
         }
     }
 
-    /// Continues after a segment that was removed when all of it had been returned.
+    /// Continues after a segment that was removed after its last record was returned.
     fn skip_removed_segment(&mut self) -> Result<(), ReadError> {
         let next = match scan::first_mark(&*self.storage, self.segment + 1) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -243,7 +247,7 @@ impl Reader {
             let left = self.extent_end - self.offset;
             let is_mark_due = left == 0;
             if (1..frame::HEADER_BYTES as u64).contains(&left) {
-                // Too short for a header: zeros.
+                // Padding: too short for a header.
                 self.skip(left);
                 continue;
             }

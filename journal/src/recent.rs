@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Batches kept, at most.
+/// Maximum number of batches kept.
 const BATCHES_MAX: usize = 8_192;
 /// Limit of the bytes set aside while a reader holds the lock. A reader copies one chunk, so few
 /// batches arrive meanwhile.
@@ -26,14 +26,14 @@ impl Batch {
     }
 }
 
-/// A ring of bytes; untouched pages cost only address space. Nothing is allocated after the start.
+/// Ring of bytes. Untouched pages cost only address space; nothing is allocated after the start.
 struct Ring {
     bytes: Box<[u8]>,
     /// In log order, without gaps.
     batches: VecDeque<Batch>,
     kept: usize,
     /// Number of bytes ever pushed.
-    put: u64,
+    pushed: u64,
 }
 
 impl Ring {
@@ -48,18 +48,18 @@ impl Ring {
                 .expect("kept bytes belong to a batch");
             self.kept -= oldest.bytes;
         }
-        let place = self.place(self.put);
-        let (front, wrapped) = bytes.split_at(bytes.len().min(self.bytes.len() - place));
-        self.bytes[place..place + front.len()].copy_from_slice(front);
+        let at = self.index(self.pushed);
+        let (head, wrapped) = bytes.split_at(bytes.len().min(self.bytes.len() - at));
+        self.bytes[at..at + head.len()].copy_from_slice(head);
         self.bytes[..wrapped.len()].copy_from_slice(wrapped);
         self.batches.push_back(Batch {
             segment,
             offset,
             bytes: bytes.len(),
-            at: self.put,
+            at: self.pushed,
         });
         self.kept += bytes.len();
-        self.put += bytes.len() as u64;
+        self.pushed += bytes.len() as u64;
     }
 
     fn clear(&mut self) {
@@ -67,7 +67,8 @@ impl Ring {
         self.kept = 0;
     }
 
-    fn place(&self, at: u64) -> usize {
+    /// Index of a position in `bytes`.
+    fn index(&self, at: u64) -> usize {
         usize::try_from(at % self.bytes.len() as u64).expect("less than the ring's length")
     }
 }
@@ -78,12 +79,12 @@ pub(crate) struct Missed {
     bytes: Vec<u8>,
     /// Segment, offset and length of each.
     batches: Vec<(u64, u64, usize)>,
-    /// Some were dropped: the ring's contents are followed by a gap.
+    /// Batches were dropped, so a gap follows the ring's contents.
     has_gap: bool,
 }
 
 impl Missed {
-    fn keep(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+    fn push(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
         if self.has_gap || self.bytes.len() + bytes.len() > MISSED_BYTES_MAX {
             self.has_gap = true;
             return;
@@ -92,7 +93,8 @@ impl Missed {
         self.batches.push((segment, offset, bytes.len()));
     }
 
-    fn give(&mut self, ring: &mut Ring) {
+    /// Moves the batches into the ring. After a gap it empties the ring instead.
+    fn drain_into(&mut self, ring: &mut Ring) {
         if std::mem::take(&mut self.has_gap) {
             ring.clear();
         } else {
@@ -108,7 +110,7 @@ impl Missed {
     }
 }
 
-/// Written by the writer's thread, read by all readers of the log.
+/// The last durable batches. The writer's thread adds them, and all readers of the log read them.
 pub(crate) struct Recent(Mutex<Ring>);
 
 impl Recent {
@@ -118,30 +120,32 @@ impl Recent {
             bytes: vec![0; bytes_max].into(),
             batches: VecDeque::with_capacity(BATCHES_MAX),
             kept: 0,
-            put: 0,
+            pushed: 0,
         }))
     }
 
-    /// Adds a durable batch as written and drops the oldest ones. Does not wait for readers: while
-    /// one holds the lock, the batch is kept in `missed` and added with a later one.
+    /// Adds a durable batch as written and drops the oldest ones.
+    ///
+    /// Does not wait for readers: while one holds the lock, the batch goes to `missed` and is added
+    /// with a later one.
     pub fn push(&self, missed: &mut Missed, segment: u64, offset: u64, bytes: &[u8]) {
         let mut ring = match self.0.try_lock() {
             Ok(ring) => ring,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return missed.keep(segment, offset, bytes),
+            Err(TryLockError::WouldBlock) => return missed.push(segment, offset, bytes),
         };
-        missed.give(&mut ring);
+        missed.drain_into(&mut ring);
         ring.push(segment, offset, bytes);
     }
 
     /// Fills `into` with up to `bytes` bytes from this offset on, within the segment.
     ///
-    /// Returns false when they are not in memory.
+    /// Returns false when the first of them is not in memory.
     pub fn read(&self, segment: u64, offset: u64, bytes: usize, into: &mut Vec<u8>) -> bool {
         let ring = self.lock();
-        let place = |batch: &Batch| (batch.segment, batch.end());
+        let end = |batch: &Batch| (batch.segment, batch.end());
         let batches = &ring.batches;
-        let from = batches.partition_point(|batch| place(batch) <= (segment, offset));
+        let from = batches.partition_point(|batch| end(batch) <= (segment, offset));
         let to = batches.partition_point(|batch| batch.segment <= segment);
         let first = batches
             .get(from)
@@ -154,11 +158,11 @@ impl Recent {
             last.at + last.bytes as u64,
         );
         let count = usize::try_from(end - begin).map_or(bytes, |count| count.min(bytes));
-        let place = ring.place(begin);
-        let front = count.min(ring.bytes.len() - place);
+        let start = ring.index(begin);
+        let head = count.min(ring.bytes.len() - start);
         into.clear();
-        into.extend_from_slice(&ring.bytes[place..place + front]);
-        into.extend_from_slice(&ring.bytes[..count - front]);
+        into.extend_from_slice(&ring.bytes[start..start + head]);
+        into.extend_from_slice(&ring.bytes[..count - head]);
         true
     }
 

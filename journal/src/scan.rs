@@ -1,7 +1,7 @@
 //! Scans a log that is not being written: checks the chain, distinguishes a torn tail from a hole.
 //!
-//! [`visit_frames`] and [`list`] only read. [`repair`] does what opening needs: it also truncates
-//! the tail and creates the first segment.
+//! [`visit_frames`] and [`list`] only read. [`repair`] is the scan of an opening: it also truncates
+//! a torn tail and creates the first segment.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::{Config, JournalError};
 use crate::storage::Storage;
 
-/// Bytes read from the disk at once: initially, and at most.
+/// Bytes of the first read of a segment; each further read is twice as large, up to `CHUNK_BYTES`.
 const CHUNK_BYTES_FIRST: usize = 128 << 10;
 const CHUNK_BYTES: usize = 4 << 20;
 
@@ -28,12 +28,12 @@ pub(crate) struct End {
     pub crc: u32,
 }
 
-/// A torn tail, and the end of the whole units before it.
+/// A torn tail.
 #[derive(Clone, Copy, Debug)]
 struct Torn {
     segment: u64,
     offset: u64,
-    /// End of the last whole unit, in the segment of [`End`].
+    /// Bytes that truncation keeps of the segment of [`End`].
     keep: u64,
 }
 
@@ -61,8 +61,8 @@ pub struct SegmentInfo {
 /// Reads the log from its first segment and returns the last sequence.
 ///
 /// Calls `visit` with every frame of every whole unit, in order. Changes nothing: a torn tail is
-/// skipped. Of a log that is being written it sees a prefix, or takes the write in progress for
-/// damage.
+/// skipped. If the log is being written, the result is a prefix, or an error because a write in
+/// progress looks like damage.
 ///
 /// # Errors
 /// [`JournalError`]; an error text of `visit` becomes [`JournalError::Content`].
@@ -99,22 +99,23 @@ pub fn check(
     })
 }
 
-/// As [`visit_frames`], from the segment that contains the record after `after`; earlier ones are
-/// not read.
+/// As [`visit_frames`], from the segment that contains the record after `after`.
+///
+/// Earlier segments are not read. `visit` may still see frames at or before `after`.
 ///
 /// # Errors
-/// [`JournalError::Removed`] when the log begins later.
+/// [`JournalError::Removed`] when that record was removed; others as [`visit_frames`].
 pub fn visit_frames_after(
     storage: &dyn Storage,
     after: u64,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<u64, JournalError> {
     let segments = storage.segments()?;
-    begins_at(storage, &segments, after)?;
+    check_not_removed(storage, &segments, after)?;
     scan(storage, after, visit).map(|scan| scan.end.sequence)
 }
 
-/// Last sequence before the oldest record kept: 0 while nothing was removed.
+/// Last record removed from the log's beginning; 0 if none was.
 ///
 /// # Errors
 /// The storage cannot be read.
@@ -156,7 +157,8 @@ pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
 
 /// Scans from the record after `after`, truncates a torn tail, creates the first segment if none.
 ///
-/// Records up to `reach`, at least `after`, were durable: a log without them is left unchanged.
+/// Records through `after` and `reach` are known to have been durable. A log that ends before them
+/// is refused unchanged.
 pub(crate) fn repair(
     storage: &dyn Storage,
     config: Config,
@@ -165,10 +167,10 @@ pub(crate) fn repair(
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<End, JournalError> {
     let segments = storage.segments()?;
-    begins_at(storage, &segments, after)?;
+    check_not_removed(storage, &segments, after)?;
     let scan = scan(storage, after, visit)?;
     let end = scan.end;
-    // Before any change: a repair needs the log as it was found.
+    // Before any change: an operator needs the log as it was found.
     let reach = reach.max(after);
     if end.sequence < reach {
         return Err(JournalError::Lost {
@@ -195,7 +197,7 @@ pub(crate) fn repair(
             "journal tail was torn: truncated after the last whole record"
         );
     }
-    // The scanned records count as durable from now on; their writer may have died before the sync.
+    // The scanned records count as durable from here. Their writer may have died before the sync.
     storage.make_durable(end.segment)?;
     Ok(End {
         bytes: end.bytes - end.bytes % block,
@@ -204,7 +206,7 @@ pub(crate) fn repair(
     })
 }
 
-/// The last segment that, by its first mark, begins at or before the record after `after`.
+/// The last segment whose first mark is at or before `after`; the first segment if there is none.
 pub(crate) fn segment_containing(
     storage: &dyn Storage,
     segments: &[u64],
@@ -219,7 +221,7 @@ pub(crate) fn segment_containing(
 }
 
 /// Checks that the record after `after` was not removed.
-pub(crate) fn begins_at(
+pub(crate) fn check_not_removed(
     storage: &dyn Storage,
     segments: &[u64],
     after: u64,
@@ -233,7 +235,7 @@ pub(crate) fn begins_at(
     }
 }
 
-/// First mark of the first of these segments. One removed since they were listed is skipped.
+/// First mark of the first of these segments that still exists.
 fn first_existing_mark(
     storage: &dyn Storage,
     segments: &[u64],
@@ -303,9 +305,9 @@ fn scan(
                 _ => {}
             }
         }
-        match chain.segment(*segment, &bytes, &name, &mut visit)? {
+        match chain.scan_segment(*segment, &bytes, &name, &mut visit)? {
             Stop::Next => {}
-            Stop::Rest => {
+            Stop::Empty => {
                 if is_used(storage, &segments, *segment)? {
                     torn = Some((*segment, 0));
                 }
@@ -366,11 +368,11 @@ fn refuse_version(other: Option<u16>, name: &dyn Fn() -> String) -> Result<(), J
     }
 }
 
-/// Distinguishes a lost place from a torn one.
+/// Returns an error if the damaged place is a hole, not a torn tail.
 ///
-/// A record that names a later sequence as durable exists only if this place had been synced: the
-/// place is lost, not torn. The same holds for a whole mark: a batch is begun only when the one
-/// before it is durable, and a torn one is the last. Data of another format version is neither.
+/// A later record that names a sequence after `sequence` as durable exists only if this place had
+/// been synced. The same holds for a later mark: a batch is written only when the one before it is
+/// durable. Data of another format version is reported as such.
 fn refuse_hole(
     storage: &dyn Storage,
     segments: &[u64],
@@ -386,13 +388,13 @@ fn refuse_hole(
         } else {
             0
         };
-        // Here, and at the beginning of a segment, a header is due.
+        // A header is due at the damaged place and at the start of each later segment.
         refuse_version(bytes.get(at..).and_then(frame::other_version), &name)?;
         while at < bytes.len() {
             let place = &bytes[at..];
             if frame::may_begin(place) {
                 let is_lost = match frame::read(place) {
-                    // A later segment may have the next batch; this place was then never written.
+                    // Also for the next batch: it went to a later segment, and this place is noise.
                     Found::Mark(mark) => mark.durable >= sequence,
                     Found::Frame(frame) => frame.durable > sequence,
                     _ => false,
@@ -433,7 +435,7 @@ fn truncate_tail(
         let Some(last) = bytes[keep..].iter().rposition(is_written) else {
             continue;
         };
-        // Writes no block more than needed: a durable block is not rewritten.
+        // Only the blocks that need it: a durable block is not rewritten.
         let first = keep + bytes[keep..].iter().position(is_written).unwrap_or(last);
         let start = first - first % block;
         let stop = (keep + last + 1).next_multiple_of(block);

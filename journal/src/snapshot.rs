@@ -6,8 +6,8 @@
 //! ```
 //!
 //! `crc` is CRC-32C of the sequence, the length and the payload. A file is written under another
-//! name, synced, and then renamed. One with a bad checksum is skipped for an older one: a snapshot
-//! only saves replay time, the log is the source of truth.
+//! name, synced, and then renamed. A file with a bad checksum is skipped, and an older one is used.
+//! A snapshot only saves replay time: the log is the source of truth.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -24,10 +24,10 @@ const HEADER_BYTES: usize = 32;
 const KEEP: usize = 2;
 /// Bytes verified at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Distinguishes the files that this process writes.
+/// Number of files that this process has begun: part of their temporary names.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// Time of this process's first write, in nanoseconds since the epoch. Distinguishes it from an
-/// earlier process with the same pid (in a container every process is pid 1).
+/// Time of this process's first write, in nanoseconds since the Unix epoch: part of temporary
+/// names. A pid would not do, since in a container every process is pid 1.
 static LIFE: LazyLock<u128> = LazyLock::new(|| {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -59,7 +59,7 @@ impl Snapshots {
 
     /// Sets the number of snapshots to keep, at least 2.
     #[must_use]
-    pub fn keep(self, kept: usize) -> Self {
+    pub fn with_kept(self, kept: usize) -> Self {
         Self {
             kept: kept.max(KEEP),
             ..self
@@ -75,9 +75,10 @@ impl Snapshots {
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let half = format!("{sequence:020}-{}-{number}.part", *LIFE);
         let (half, path) = (self.dir.join(half), self.path(sequence));
-        let written = put(&half, sequence, payload).and_then(|()| std::fs::rename(&half, &path));
+        let written =
+            write_file(&half, sequence, payload).and_then(|()| std::fs::rename(&half, &path));
         if written.is_err() {
-            // A full disk must not end up fuller than before. The first error is the one returned.
+            // The incomplete file may occupy the last free space. The caller gets the first error.
             drop(std::fs::remove_file(&half));
         }
         written?;
@@ -85,25 +86,25 @@ impl Snapshots {
         Ok(path)
     }
 
-    /// Removes snapshots older than the newest good ones up to `own`; returns their sequences.
+    /// Removes all but the newest good snapshots at or before `own`; returns the removed sequences.
     ///
-    /// `own` is the snapshot that the caller has just written; later ones are not touched. Bad
-    /// snapshots and those that `is_of_use` rejects do not count as good. Also removes incomplete
+    /// `own` is the snapshot that the caller has just written. Later ones are not touched. Bad
+    /// snapshots and those that `is_usable` rejects do not count as good. Also removes incomplete
     /// files of earlier processes: only one process writes at a time.
     ///
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.
-    pub fn prune(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<Vec<u64>> {
-        let (_, older) = self.split(own, is_of_use)?;
+    pub fn prune(&self, own: u64, is_usable: impl Fn(u64) -> bool) -> io::Result<Vec<u64>> {
+        let (_, older) = self.split(own, is_usable)?;
         self.remove(older)
     }
 
-    /// As [`Snapshots::prune`], but keeps older snapshots too, fewer the further back.
+    /// As [`Snapshots::prune`], but keeps older snapshots at growing distances.
     ///
-    /// A snapshot between two others is removed when the older of these is at most twice as far
-    /// from `own` as the newer: for any record there is then one at most about twice as far back.
-    /// For each of the `needed` sequences the newest snapshot at or before it is kept. Snapshots
-    /// before `first` are removed: the log does not continue them.
+    /// A snapshot is removed if its older neighbour is at most twice as far from `own` as its newer
+    /// one. A replay to any record then starts at most about twice as far back as that record. For
+    /// each of the `needed` sequences the newest snapshot at or before it is kept. Snapshots before
+    /// `first` are removed, since the log does not continue them.
     ///
     /// # Errors
     /// As [`Snapshots::prune`].
@@ -112,14 +113,14 @@ impl Snapshots {
         own: u64,
         first: u64,
         needed: &[u64],
-        is_of_use: impl Fn(u64) -> bool,
+        is_usable: impl Fn(u64) -> bool,
     ) -> io::Result<Vec<u64>> {
-        let (mut newer, older) = self.split(own, is_of_use)?;
-        let begins = |needed: &u64| match newer <= *needed {
+        let (mut newer, older) = self.split(own, is_usable)?;
+        let start_for = |needed: &u64| match newer <= *needed {
             true => None,
             false => older.iter().find(|sequence| *sequence <= needed),
         };
-        let needed: Vec<u64> = needed.iter().filter_map(begins).copied().collect();
+        let needed: Vec<u64> = needed.iter().filter_map(start_for).copied().collect();
         let mut removed = Vec::new();
         for (at, sequence) in older.iter().enumerate() {
             let beyond = older.get(at + 1).filter(|beyond| **beyond >= first);
@@ -133,24 +134,24 @@ impl Snapshots {
         self.remove(removed)
     }
 
-    /// Returns the oldest of the newest good snapshots to keep, and the sequences before it.
+    /// Returns the oldest of the `kept` newest good snapshots, and the sequences before it.
     ///
     /// Only snapshots at or before `own` count. The sequences are newest first.
-    fn split(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<(u64, Vec<u64>)> {
+    fn split(&self, own: u64, is_usable: impl Fn(u64) -> bool) -> io::Result<(u64, Vec<u64>)> {
         let mut sequences = self.sequences()?;
         sequences.retain(|sequence| *sequence <= own);
         let (mut good, mut oldest) = (0, own);
         while good < self.kept
             && let Some(sequence) = sequences.pop()
         {
-            good += usize::from(is_of_use(sequence) && self.is_good(sequence));
+            good += usize::from(is_usable(sequence) && self.is_good(sequence));
             oldest = sequence;
         }
         sequences.reverse();
         Ok((oldest, sequences))
     }
 
-    /// Removes these, and incomplete files of earlier processes.
+    /// Removes the given snapshots, and incomplete files of earlier processes.
     fn remove(&self, sequences: Vec<u64>) -> io::Result<Vec<u64>> {
         for sequence in &sequences {
             std::fs::remove_file(self.path(*sequence))?;
@@ -170,8 +171,8 @@ impl Snapshots {
     /// The newest good snapshot at or before `until`. Skips bad ones with a warning.
     ///
     /// # Errors
-    /// The folder cannot be read, or there is no file descriptor: the snapshot may be good, and the
-    /// log may not reach back to an older one.
+    /// The folder cannot be read, or there is no file descriptor. In the second case the snapshot
+    /// may be good, and the log may not reach back to an older one.
     pub fn newest(&self, until: u64) -> io::Result<Option<Snapshot>> {
         for sequence in self.sequences()?.into_iter().rev() {
             if sequence > until {
@@ -208,7 +209,7 @@ impl Snapshots {
         Ok(good)
     }
 
-    /// True when the snapshot is whole. Reads the whole file; warns when it cannot.
+    /// True when the snapshot is whole. Reads the whole file; logs a warning when that fails.
     pub fn is_good(&self, sequence: u64) -> bool {
         let path = self.path(sequence);
         check(&path, sequence).unwrap_or_else(|error| {
@@ -240,7 +241,7 @@ impl Snapshots {
     }
 }
 
-fn put(path: &Path, sequence: u64, payload: &[u8]) -> io::Result<()> {
+fn write_file(path: &Path, sequence: u64, payload: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(&header(sequence, payload))?;
     file.write_all(payload)?;
@@ -249,16 +250,16 @@ fn put(path: &Path, sequence: u64, payload: &[u8]) -> io::Result<()> {
 
 fn header(sequence: u64, payload: &[u8]) -> [u8; HEADER_BYTES] {
     let bytes = payload.len() as u64;
-    let crc = crc32c::crc32c_append(seed(sequence, bytes), payload);
-    with_crc(sequence, bytes, crc)
+    let crc = crc32c::crc32c_append(fields_crc(sequence, bytes), payload);
+    encode_header(sequence, bytes, crc)
 }
 
-/// Checksum of the header fields, continued over the payload.
-fn seed(sequence: u64, bytes: u64) -> u32 {
-    crc32c::crc32c(&with_crc(sequence, bytes, 0)[8..24])
+/// Checksum of the header fields; that of the payload continues it.
+fn fields_crc(sequence: u64, bytes: u64) -> u32 {
+    crc32c::crc32c(&encode_header(sequence, bytes, 0)[8..24])
 }
 
-fn with_crc(sequence: u64, bytes: u64, crc: u32) -> [u8; HEADER_BYTES] {
+fn encode_header(sequence: u64, bytes: u64, crc: u32) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(MAGIC);
     header[8..16].copy_from_slice(&sequence.to_le_bytes());
@@ -276,7 +277,7 @@ fn check(path: &Path, sequence: u64) -> io::Result<bool> {
     };
     let mut found = [0; HEADER_BYTES];
     file.read_exact(&mut found)?;
-    let (mut crc, mut left) = (seed(sequence, payload), payload);
+    let (mut crc, mut left) = (fields_crc(sequence, payload), payload);
     let mut chunk = vec![0; CHUNK_BYTES];
     while left > 0 {
         let size = CHUNK_BYTES.min(usize::try_from(left).unwrap_or(CHUNK_BYTES));
@@ -284,10 +285,10 @@ fn check(path: &Path, sequence: u64) -> io::Result<bool> {
         crc = crc32c::crc32c_append(crc, &chunk[..size]);
         left -= size as u64;
     }
-    Ok(found == with_crc(sequence, payload, crc))
+    Ok(found == encode_header(sequence, payload, crc))
 }
 
-/// Parses the snapshot in `bytes`; `None` unless it is the whole one of that sequence.
+/// Parses the bytes of a file; `None` unless they are the whole snapshot of that sequence.
 fn read(sequence: u64, mut bytes: Vec<u8>) -> Option<Snapshot> {
     let (found, payload) = bytes.split_at_checked(HEADER_BYTES)?;
     if found != header(sequence, payload) {

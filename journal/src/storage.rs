@@ -14,11 +14,13 @@ use rustix::io::Errno;
 
 use crate::aligned::{Blocks, Buffer};
 
-/// Write unit: the block of current devices and file systems. Less would rewrite a durable block.
+/// Write granularity: the block of current devices and file systems. Smaller writes would rewrite
+/// a durable block.
 const BLOCK_BYTES: usize = 4096;
-/// Segments kept open for reading: the tail, and readers further back.
+/// Segment files kept open for reading: the tail, and the places of slower readers.
 const READ_OPEN_MAX: usize = 4;
-/// Zeros written at once to a new segment. More would occupy a core longer than a log write does.
+/// Bytes per write of zeros to a new segment. A larger write would occupy a core for longer than a
+/// log write does.
 const ZEROS_BYTES: usize = 128 << 10;
 
 /// How a write becomes durable.
@@ -51,7 +53,7 @@ pub fn is_out_of_descriptors(error: &io::Error) -> bool {
 
 /// Storage of segments. Offsets are bytes from the start of a segment.
 ///
-/// Everything written before [`Storage::sync`] returns survives power loss.
+/// What was written to a segment before a [`Storage::sync`] of it survives a power loss.
 pub trait Storage: Send + Sync + 'static {
     /// Numbers of the segments that exist, ascending.
     fn segments(&self) -> io::Result<Vec<u64>>;
@@ -69,13 +71,13 @@ pub trait Storage: Send + Sync + 'static {
     /// Writes at an offset that is a multiple of [`Storage::block_bytes`].
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()>;
     fn sync(&self, segment: u64) -> io::Result<()>;
-    /// Makes all readable data durable, also that of another process. Called once, on opening.
+    /// Makes all readable data durable, also data that another process wrote. Called on opening.
     fn make_durable(&self, segment: u64) -> io::Result<()>;
     /// Fills `into` up to the segment's end; returns the number of bytes read.
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize>;
     /// Name of a segment for messages.
     fn name(&self, segment: u64) -> String;
-    /// Writes have offsets and lengths that are multiples of this.
+    /// Block size: offsets and lengths of writes are multiples of it.
     fn block_bytes(&self) -> usize;
     fn mode(&self) -> Mode;
 }
@@ -85,16 +87,18 @@ pub struct FileStorage {
     dir: PathBuf,
     /// The segment written last stays open.
     open: Mutex<Option<(u64, Arc<File>)>>,
-    /// Recently read segments, newest first. Separate from the writer's file: that one is opened
-    /// for direct I/O, and reads of any length need the page cache.
+    /// Recently read segments, newest first. Separate from the writer's file, which is opened for
+    /// direct I/O: reads of any length need the page cache.
     read: Mutex<VecDeque<(u64, Arc<File>)>>,
     mode: Mode,
     is_read_only: bool,
 }
 
 impl FileStorage {
-    /// Creates the folder and probes its file system: direct writes, or else `fdatasync`. Without
-    /// `sync` nothing is made durable.
+    /// Creates the folder and probes its file system for direct writes.
+    ///
+    /// The mode is [`Mode::Direct`] if they work, otherwise [`Mode::Synced`]; without `sync` it is
+    /// [`Mode::Unsynced`].
     ///
     /// # Errors
     /// The folder cannot be created or written.
@@ -110,7 +114,7 @@ impl FileStorage {
         Self::with_mode(dir, mode)
     }
 
-    /// As [`FileStorage::new`], with the mode given instead of probed.
+    /// As [`FileStorage::new`], with the given mode.
     pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
         make_folder(dir)?;
         remove_incomplete(dir)?;
@@ -143,7 +147,7 @@ impl FileStorage {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
         if self.mode == Mode::Direct {
-            // Made durable by one sync at the end: a flush per chunk would delay the log's own.
+            // Without `O_DSYNC`: a flush per chunk would delay those of the log's writes.
             options.custom_flags(OFlags::DIRECT.bits().cast_signed());
         }
         let file = options.open(path)?;
@@ -152,7 +156,7 @@ impl FileStorage {
             Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
-        // Written, not only allocated: a first write would also write file system metadata.
+        // Zeros, not only an allocation: a first write would also write file system metadata.
         let mut zeros = Buffer::default();
         zeros.resize(ZEROS_BYTES);
         let mut offset = 0;
@@ -195,7 +199,7 @@ impl FileStorage {
         options
     }
 
-    fn forget(&self, segment: u64) {
+    fn close_files(&self, segment: u64) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_some_and(|(number, _)| *number == segment) {
             *open = None;
@@ -206,11 +210,11 @@ impl FileStorage {
     }
 
     fn file_to_read(&self, segment: u64) -> io::Result<Arc<File>> {
-        // Another process may replace the file of a segment: it is opened for each read.
+        // Opened for each read: another process may replace the file of a segment.
         if self.is_read_only {
             return File::open(self.path(segment)).map(Arc::new);
         }
-        // Held while a file is opened, so that `forget` runs before or after.
+        // Held while a file is opened, so that `close_files` runs before or after.
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let known = read.iter().position(|(number, _)| *number == segment);
         let entry = match known.and_then(|at| read.remove(at)) {
@@ -230,21 +234,21 @@ impl FileStorage {
         File::open(&self.dir)?.sync_all()
     }
 
-    fn may_write(&self) -> io::Result<()> {
+    fn check_writable(&self) -> io::Result<()> {
         if self.is_read_only {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "this journal storage is open read-only",
+                "the journal storage is open read-only",
             ));
         }
         Ok(())
     }
 }
 
-/// Creates a folder and its missing parents; durable when it returns, by a sync of each parent.
+/// Creates a folder and its missing parents; durable when it returns.
 ///
 /// # Errors
-/// The folder cannot be created or a parent not synced.
+/// The folder cannot be created, or a parent cannot be synced.
 pub fn make_folder(dir: &Path) -> io::Result<()> {
     let mut parents = Vec::new();
     let mut at = dir;
@@ -329,7 +333,7 @@ impl Storage for FileStorage {
     }
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
-        self.may_write()?;
+        self.check_writable()?;
         assert_eq!(bytes % BLOCK_BYTES as u64, 0, "whole blocks");
         // Written under another name first: a crash leaves no incomplete segment.
         let half = self.dir.join(format!("{segment:010}.part"));
@@ -340,20 +344,20 @@ impl Storage for FileStorage {
         }
         made?;
         std::fs::rename(&half, self.path(segment))?;
-        self.forget(segment);
+        self.close_files(segment);
         self.sync_dir()
     }
 
     fn begin(&self, segment: u64) -> io::Result<()> {
-        self.may_write()?;
+        self.check_writable()?;
         self.file(segment).map(drop)
     }
 
     fn remove(&self, segment: u64) -> io::Result<()> {
-        self.may_write()?;
+        self.check_writable()?;
         std::fs::remove_file(self.path(segment))?;
-        // After the unlink: a reader reopening the file in between would keep its space in use.
-        self.forget(segment);
+        // After the unlink: a reader that reopens the file in between would keep its space in use.
+        self.close_files(segment);
         self.sync_dir()
     }
 
@@ -362,21 +366,21 @@ impl Storage for FileStorage {
     }
 
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {
-        self.may_write()?;
+        self.check_writable()?;
         assert_eq!(offset % BLOCK_BYTES as u64, 0, "aligned offset");
         self.file(segment)?.write_all_at(blocks.bytes(), offset)
     }
 
     fn sync(&self, segment: u64) -> io::Result<()> {
         match self.mode {
-            // Each write was durable when it returned.
+            // Direct writes are durable when they return.
             Mode::Direct | Mode::Unsynced => Ok(()),
             Mode::Synced => self.file(segment)?.sync_data(),
         }
     }
 
     fn make_durable(&self, segment: u64) -> io::Result<()> {
-        self.may_write()?;
+        self.check_writable()?;
         if self.mode == Mode::Unsynced {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! Truncation of the log's beginning.
 //!
-//! Whole segments are removed, oldest first, each durably before the next: after a crash in between
-//! the log has no gap. The segment with the commit position and all later ones stay, so that the
-//! log always has a mark that says where it begins.
+//! Whole segments are removed, oldest first. Each removal is durable before the next one starts, so
+//! a crash leaves no gap. The segment with the commit position and all later ones stay: the first
+//! mark of the log shows where it begins.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl SegmentTruncator {
         Self { storage, state }
     }
 
-    /// Last record removed, 0 while the log is whole.
+    /// Last record removed; 0 if none was.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -31,9 +31,9 @@ impl SegmentTruncator {
         scan::removed_through(&*self.storage)
     }
 
-    /// Last record of the segments removable so that at least `bytes` of the log are left.
+    /// Last record that can be removed while at least `bytes` of the log stay.
     ///
-    /// That of [`SegmentTruncator::removed_through`] when none is removable.
+    /// Equals [`SegmentTruncator::removed_through`] if no segment can be removed.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -48,9 +48,9 @@ impl SegmentTruncator {
         self.removed_through()
     }
 
-    /// Last record of the segments removable when records at or before `through` are not needed.
+    /// Last record that can be removed if records at or before `through` are not needed.
     ///
-    /// That of [`SegmentTruncator::removed_through`] when none is removable.
+    /// Equals [`SegmentTruncator::removed_through`] if no segment can be removed.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -82,19 +82,19 @@ impl SegmentTruncator {
         Ok(count)
     }
 
-    /// Segments before the one with the commit position, ascending: full and durable.
+    /// Segments before the one with the commit position, ascending. They are durable.
     fn durable_segments(&self) -> Result<Vec<u64>, JournalError> {
         let (commit, offset) = {
             let state = self.state.borrow();
             (state.segment, state.offset)
         };
         let mut segments = self.storage.segments()?;
-        // While it contains nothing durable, its own mark may be missing after a crash.
+        // At offset 0 the first mark of the segment with the commit position is not durable.
         segments.retain(|segment| *segment < commit && offset > 0);
         Ok(segments)
     }
 
-    /// Last record of a segment that another one follows.
+    /// Last record of a segment, read from the first mark of the next one.
     fn last_record(&self, segment: u64) -> Result<u64, JournalError> {
         match scan::first_mark(&*self.storage, segment + 1)? {
             Some(mark) => Ok(mark.durable),

@@ -16,11 +16,12 @@ use crate::recent::Missed;
 use crate::scan::End;
 use crate::storage::{Storage, is_out_of_descriptors};
 
-/// Pauses between attempts to begin a segment.
+/// First pause between attempts to create or open a segment; each further one is twice as long.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// Longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// A larger batch carried several commands: the next one may be delayed to gather more.
+/// A larger batch has several commands: the next write may be delayed to gather more of them.
 const GATHER_FROM_BYTES: usize = 4_096;
 
 pub(crate) struct Writer {
@@ -38,9 +39,9 @@ pub(crate) struct Writer {
 }
 
 /// Fails the log when the writer panics, so that waiters for the commit position get an error.
-struct Latch(Arc<Shared>);
+struct FailOnPanic(Arc<Shared>);
 
-impl Drop for Latch {
+impl Drop for FailOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.fail("the writer thread panicked");
@@ -65,13 +66,13 @@ impl Writer {
     }
 
     pub fn run(mut self) {
-        let _latch = Latch(self.shared.clone());
+        let _guard = FailOnPanic(self.shared.clone());
         self.shared.writer.get_or_init(|| WriterThread {
             pid: rustix::thread::gettid(),
             thread: thread_priority::thread_native_id(),
         });
         let mut buffer = std::mem::take(&mut self.buffer);
-        while let Some(tail) = self.take(&mut buffer) {
+        while let Some(tail) = self.take_pending(&mut buffer) {
             if self.shared.is_failed.load(Ordering::Acquire) {
                 continue;
             }
@@ -87,7 +88,7 @@ impl Writer {
     }
 
     /// Waits for units and swaps them into `buffer`; `None` when closed and all is written.
-    fn take(&self, buffer: &mut Buffer) -> Option<Tail> {
+    fn take_pending(&self, buffer: &mut Buffer) -> Option<Tail> {
         buffer.resize(MARK_BYTES);
         let mut pending = self.shared.pending();
         while pending.buffer.len() <= MARK_BYTES {
@@ -122,17 +123,17 @@ impl Writer {
             }
             self.roll(self.segment_bytes)?;
         }
-        self.put(buffer, tail)
+        self.write_batch(buffer, tail)
     }
 
-    /// Writes a batch as parts of whole units, segment by segment, each durable before the next.
+    /// Splits units into batches that fit their segments; each is durable before the next.
     fn split(&mut self, buffer: &Buffer) -> io::Result<()> {
         let mut rest = &buffer.bytes()[MARK_BYTES..];
-        let mut part = std::mem::take(&mut self.scratch);
+        let mut batch = std::mem::take(&mut self.scratch);
         while !rest.is_empty() {
             let (mut bytes, mut tail) = (0, Tail::default());
             while bytes < rest.len() {
-                let unit = frame::unit(&rest[bytes..]);
+                let unit = frame::first_unit(&rest[bytes..]);
                 if self.extent(MARK_BYTES + bytes + unit.bytes) > self.room() {
                     break;
                 }
@@ -143,21 +144,21 @@ impl Writer {
                 };
             }
             if bytes == 0 {
-                let unit = self.extent(MARK_BYTES + frame::unit(rest).bytes);
+                let unit = self.extent(MARK_BYTES + frame::first_unit(rest).bytes);
                 self.roll(self.segment_bytes.max(unit))?;
                 continue;
             }
-            part.resize(MARK_BYTES);
-            part.extend(&rest[..bytes]);
-            self.put(&mut part, tail)?;
+            batch.resize(MARK_BYTES);
+            batch.extend(&rest[..bytes]);
+            self.write_batch(&mut batch, tail)?;
             rest = &rest[bytes..];
         }
-        self.scratch = part;
+        self.scratch = batch;
         Ok(())
     }
 
     /// Writes a batch that fits into the segment; durable when it returns.
-    fn put(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
+    fn write_batch(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
         let frame_bytes = (buffer.len() - MARK_BYTES) as u64;
         let extent = self.extent(buffer.len());
         assert!(extent <= self.room(), "batch exceeds its segment");
@@ -191,7 +192,7 @@ impl Writer {
             .fetch_add(frame_bytes, Ordering::Relaxed);
         counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
         self.shared.durable.store(tail.sequence, Ordering::Release);
-        // First: reports wait for this call, the rest does not matter to them.
+        // Before the rest, because reports to clients wait for this call.
         self.shared.notify_listeners();
         let offset = self.end.offset - extent;
         let end = self.end;
@@ -209,13 +210,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Retries a step of making a segment while the machine lacks space, memory or descriptors.
+    /// Retries the creation or opening of a segment while space, memory or descriptors are short.
     ///
     /// The segment contains no log data yet, so a failure loses nothing. Appended units wait in
     /// memory.
     ///
     /// # Errors
-    /// Any other error; the last shortage when the log is closed meanwhile.
+    /// Any other error, or the last shortage if the log is closed meanwhile.
     fn retry_on_shortage(&self, segment: u64, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let shared = &self.shared;
         let mut pause = RETRY_FIRST;
@@ -223,7 +224,7 @@ impl Writer {
             let error = match step() {
                 Err(error) if is_shortage(&error) => error,
                 ended => {
-                    shared.stall(None);
+                    shared.set_stalled(None);
                     return ended;
                 }
             };
@@ -232,11 +233,11 @@ impl Writer {
                 tracing::error!(
                     %error,
                     segment = name,
-                    "the journal's next segment cannot be begun; new orders are refused until it can"
+                    "cannot create or open the journal's next segment; new orders are refused until this succeeds"
                 );
             }
-            shared.stall(Some(format!(
-                "journal: the next segment {name} cannot be begun: {error}"
+            shared.set_stalled(Some(format!(
+                "cannot create or open the journal's next segment {name}: {error}"
             )));
             let pending = shared.pending();
             let (pending, _) = shared
@@ -251,7 +252,7 @@ impl Writer {
         }
     }
 
-    /// Switches to the next segment.
+    /// Switches to the next segment; creates it with `bytes` unless it is ready.
     fn roll(&mut self, bytes: u64) -> io::Result<()> {
         let next = self.end.segment + 1;
         let (is_made, was_ready) = self.ahead.take(next, bytes);
@@ -296,16 +297,16 @@ impl NextSegment {
         if self
             .0
             .as_ref()
-            .is_some_and(|making| making.segment == segment)
+            .is_some_and(|creation| creation.segment == segment)
         {
             return;
         }
-        let (tell, done) = mpsc::sync_channel(1);
+        let (result, done) = mpsc::sync_channel(1);
         let storage = storage.clone();
         let thread = std::thread::Builder::new().name("journal-next".to_owned());
         let started = thread.spawn(move || {
             // No receiver when the log was closed meanwhile.
-            let _ = tell.send(storage.create(segment, bytes));
+            let _ = result.send(storage.create(segment, bytes));
         });
         match started {
             Ok(_) => {
@@ -323,34 +324,34 @@ impl NextSegment {
         }
     }
 
-    /// Returns whether the segment exists, and whether it did without waiting.
+    /// Returns whether the segment was created, and whether the attempt had ended before the call.
     ///
-    /// After a failure the caller retries and gets the error.
+    /// After a failure the caller creates the segment and gets the error.
     fn take(&mut self, segment: u64, bytes: u64) -> (bool, bool) {
-        let Some(making) = self.0.take() else {
+        let Some(creation) = self.0.take() else {
             return (false, false);
         };
-        let (answer, was_ready) = match making.done.try_recv() {
+        let (answer, was_ready) = match creation.done.try_recv() {
             Ok(answer) => (Ok(answer), true),
-            Err(_) => (making.done.recv(), false),
+            Err(_) => (creation.done.recv(), false),
         };
         if let Ok(Err(error)) = &answer {
             tracing::warn!(
                 %error,
-                segment = making.segment,
+                segment = creation.segment,
                 "cannot create the journal's next segment ahead; retrying when it is needed"
             );
         }
-        let is_it = making.segment == segment && making.bytes == bytes;
-        (is_it && matches!(answer, Ok(Ok(()))), was_ready)
+        let is_requested = creation.segment == segment && creation.bytes == bytes;
+        (is_requested && matches!(answer, Ok(Ok(()))), was_ready)
     }
 }
 
 impl Drop for NextSegment {
     fn drop(&mut self) {
         // No thread that outlives the log may be creating a segment.
-        if let Some(making) = self.0.take() {
-            let _ = making.done.recv();
+        if let Some(creation) = self.0.take() {
+            let _ = creation.done.recv();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Nothing reported durable is lost when a disk drops, keeps or tears unsynced data.
 //!
-//! Also over every truncation of the tail.
+//! The tail is also cut at every byte.
 
 #[path = "../../testkit/src/seed.rs"]
 mod seed;
@@ -52,7 +52,7 @@ fn append(appender: &mut Appender, sequence: u64) {
     }
 }
 
-/// Opens the log, checks that it contains a prefix of what was appended; returns the last sequence.
+/// Opens the log and checks that it contains a prefix of what was appended.
 fn reopen(storage: &Arc<MemoryStorage>) -> Result<(Journal, u64), JournalError> {
     let mut seen: Vec<Frame> = Vec::new();
     let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
@@ -186,7 +186,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
     let ends = unit_ends(&whole);
     assert_eq!(ends.len() as u64, sequence);
     let end = ends.last().expect("units").0;
-    assert!(end > CUT, "more was written than is truncated");
+    assert!(end > CUT, "more was written than is cut");
     for cut in end - CUT..=end {
         let image = Arc::new(MemoryStorage::default());
         image.create(1, BYTES).expect("create");
@@ -328,7 +328,7 @@ fn marks(bytes: &[u8]) -> Vec<usize> {
 }
 
 /// Sets the version of the frame or mark at `offset`, with the checksum a later version would have.
-fn of_version(storage: &Arc<MemoryStorage>, segment: u64, offset: usize, version: u16) {
+fn set_version(storage: &Arc<MemoryStorage>, segment: u64, offset: usize, version: u16) {
     let mut head: Vec<u8> = storage.bytes(segment)[offset..].to_vec();
     let length = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
     head.truncate(frame::frame_bytes(length as usize));
@@ -363,19 +363,19 @@ fn a_log_of_another_version_is_named_as_such() {
         for mark in marks.iter().copied() {
             let storage = Arc::new(whole.image());
             if version == 700 {
-                of_version(&storage, 1, mark, version);
+                set_version(&storage, 1, mark, version);
             } else {
                 storage.damage(1, mark + 6, &u16::to_le_bytes(version));
             }
             refused(&storage, mark);
             let storage = Arc::new(whole.image());
-            of_version(&storage, 1, mark + frame::MARK_BYTES, version);
+            set_version(&storage, 1, mark + frame::MARK_BYTES, version);
             refused(&storage, mark + frame::MARK_BYTES);
         }
         // After a torn batch: data that a later version has appended.
         let storage = Arc::new(whole.image());
         let (torn, last) = (marks[23], marks[24]);
-        of_version(&storage, 1, last, version);
+        set_version(&storage, 1, last, version);
         storage.damage(1, torn, &[0; 512]);
         refused(&storage, last);
     }

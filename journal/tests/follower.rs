@@ -1,6 +1,6 @@
 //! A second process follows a log while it is written: all durable records in order.
 //!
-//! The end is never taken for damage, and a follower that is too late gets a clear error.
+//! The log's end is no damage, and a follower of removed records gets an error.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -142,7 +142,7 @@ fn records_not_known_to_be_durable_are_not_returned() {
     journal.close();
 }
 
-/// Checksums of the frames, each covering that of the frame before; and the count of failed reads.
+/// Checksums of the frames, each over that of the frame before, and the number of failed reads.
 fn crcs<E: std::fmt::Debug>(
     storage: &MemoryStorage,
     mut try_next: impl FnMut() -> Result<Option<Frame>, E>,
@@ -150,7 +150,7 @@ fn crcs<E: std::fmt::Debug>(
 ) -> (Vec<u32>, usize) {
     let (mut crcs, mut failed) = (Vec::new(), 0);
     for attempt in 0.. {
-        // None fails, all, every second, every third: any read of a call may be the failing one.
+        // No open fails, all, every second, every third: each read of a call fails in some attempt.
         storage
             .open_fails_every
             .store(attempt % 4, Ordering::SeqCst);
@@ -194,7 +194,7 @@ fn read_without_descriptors_is_retried_without_loss() {
     journal.close();
 }
 
-// A torn end is rewritten by the next opening, shorter or elsewhere: the follower has not read it.
+// The next opening rewrites a torn end. The follower must not have read it.
 #[test]
 fn a_follower_continues_across_restarts_of_the_writer() {
     for seed in 0..60 {
@@ -250,7 +250,7 @@ fn a_follower_of_removed_records_gets_an_error_with_the_logs_beginning() {
     truncator.remove(limit).expect("removed");
     assert!(limit > 1_000);
 
-    let told = |error: JournalError, after: u64| {
+    let assert_removed = |error: JournalError, after: u64| {
         let text = error.to_string();
         assert!(
             matches!(error, JournalError::Removed { through, after: a } if (through, a) == (limit, after)),
@@ -264,9 +264,9 @@ fn a_follower_of_removed_records_gets_an_error_with_the_logs_beginning() {
     let seen = last;
     let error = read(&mut late, &mut last).expect_err("too late");
     assert!(last >= seen);
-    told(error, last);
+    assert_removed(error, last);
     let mut new = follower(folder.path(), 5);
-    told(new.try_next().expect_err("removed"), 5);
+    assert_removed(new.try_next().expect_err("removed"), 5);
     let mut last = limit;
     read(&mut follower(folder.path(), limit), &mut last).expect("the rest is there");
     assert!(last > 1_990);
@@ -274,7 +274,7 @@ fn a_follower_of_removed_records_gets_an_error_with_the_logs_beginning() {
     journal.close();
 }
 
-// A block in the middle is lost, and later segments are whole: this is not an end to wait at.
+// Half of a segment is lost, and later segments are whole: the follower must not wait there.
 #[test]
 fn lost_durable_data_is_a_hole() {
     let storage = Arc::new(MemoryStorage::default());

@@ -91,7 +91,7 @@ fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
 }
 
 #[test]
-fn batches_that_end_anywhere_in_their_block_are_read_and_walked() {
+fn batches_that_end_anywhere_in_their_block_are_read_and_scanned() {
     // A mark of 64 bytes and a frame with a header of 40 leave every gap from none to more than a
     // header before the block's end.
     let storage = Arc::new(MemoryStorage::default());
@@ -175,8 +175,8 @@ fn a_writer_panic_fails_the_log_and_wakes_the_waiters() {
 /// Minor page faults of the calling thread: field 10 of `proc_pid_stat(5)`.
 fn page_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("thread stat is readable");
-    let (_, behind_name) = stat.rsplit_once(')').expect("the name is in parentheses");
-    let minor = behind_name.split_ascii_whitespace().nth(7);
+    let (_, after_name) = stat.rsplit_once(')').expect("the name is in parentheses");
+    let minor = after_name.split_ascii_whitespace().nth(7);
     minor
         .and_then(|count| count.parse().ok())
         .expect("a number")

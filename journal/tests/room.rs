@@ -1,6 +1,6 @@
 //! No space or file descriptor for the next segment: the log waits and continues by itself.
 //!
-//! Nothing of the segment was written, so nothing is lost.
+//! The segment contains nothing yet, so nothing is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -75,7 +75,7 @@ fn log_waits_until_its_next_segment_can_be_created() {
         shortage(&storage, true);
         let last = fill(&mut appender, &commit);
         let reason = commit.stalled().expect("it waits").to_string();
-        assert!(reason.contains("cannot be begun"), "{reason}");
+        assert!(reason.contains("cannot create or open"), "{reason}");
         assert!(appender.is_stalled() && !appender.is_failed());
         assert!(commit.failure().is_none() && commit.position() < last);
         shortage(&storage, false);
@@ -110,7 +110,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     assert_eq!(open(&storage).1, reported);
 }
 
-/// Waiting does not help: the disk itself fails.
+// A retry does not help: the disk itself fails.
 #[test]
 fn any_other_failure_to_make_a_segment_is_final() {
     let storage = Arc::new(MemoryStorage::default());

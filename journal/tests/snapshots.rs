@@ -37,7 +37,7 @@ fn the_newest_good_snapshot_is_found_and_older_ones_are_pruned() {
 fn pruning_keeps_the_callers_snapshot_and_counts_good_ones_only() {
     let dir = tempfile::tempdir().expect("folder");
     // 1 is raised to the minimum of 2.
-    let snapshots = Snapshots::new(dir.path()).keep(1);
+    let snapshots = Snapshots::new(dir.path()).with_kept(1);
     for sequence in [10, 20, 30, 40, 50] {
         snapshots.write(sequence, &[7; 99]).expect("written");
     }
@@ -100,7 +100,7 @@ fn a_snapshot_damaged_or_truncated_at_any_byte_is_skipped() {
 }
 
 #[test]
-fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
+fn a_scan_sees_what_an_opening_sees_and_changes_nothing() {
     let storage = Arc::new(MemoryStorage::default());
     assert_eq!(
         visit_frames(&storage, |_| Ok(())).expect("an empty storage"),

@@ -225,7 +225,7 @@ impl CheckpointKeeper {
     ) -> Self {
         Self {
             reader,
-            snapshots: Snapshots::new(dir).keep(config.kept),
+            snapshots: Snapshots::new(dir).with_kept(config.kept),
             config,
             saved,
             saved_at: Instant::now(),

@@ -522,7 +522,7 @@ async fn a_journal_without_a_file_descriptor_does_the_same() {
     .await;
 }
 
-/// While `shortage` is on, the journal's next segment cannot be begun.
+/// While `shortage` is on, the journal's next segment cannot be created or opened.
 async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let mut config = config(&time);
@@ -544,7 +544,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     };
     tokio::time::timeout(HANG, filled).await.expect("stalled");
     let reason = commit.stalled().expect("stalled").to_string();
-    assert!(reason.contains("cannot be begun"), "{reason}");
+    assert!(reason.contains("cannot create or open"), "{reason}");
     assert!(commit.failure().is_none());
     let order = desk.order(0, Side::Buy, 9_000, 5);
     assert_eq!(
