@@ -73,8 +73,10 @@ pub fn check_state(bytes: &[u8]) {
             .ok()
     });
     if let (Ok(image), Some(core)) = (&image, &core) {
-        // The image consists of the core and of the replica's state.
-        let same = core.image().with_beside(image.beside().to_vec());
+        // The core is the whole image except the replica's part.
+        let same = core
+            .image()
+            .with_replica_tables(image.replica_tables().to_vec());
         let again = Core::restore(&same, limits()).expect("a core restores its own image");
         assert_eq!(again.state_hash(), core.state_hash());
     }
@@ -83,7 +85,7 @@ pub fn check_state(bytes: &[u8]) {
         Ok(state) => {
             let core = core.expect("the replica's state contains a core");
             assert_eq!(state.core().state_hash(), core.state_hash());
-            let written = state.take().encode().expect("state encoded");
+            let written = state.checkpoint().encode().expect("state encoded");
             let again =
                 restore(node(), limits(), &written).expect("a replica restores its own checkpoint");
             assert_eq!(again.sequence(), state.sequence());
@@ -104,7 +106,7 @@ fn aligned(bytes: &[u8]) -> AlignedVec {
 pub fn state_seeds() -> Vec<Vec<u8>> {
     let of = |commands| {
         let state = Market::new(1, commands).state;
-        state.take().encode().expect("state encoded").to_vec()
+        state.checkpoint().encode().expect("state encoded").to_vec()
     };
     vec![of(0), of(5), of(60)]
 }

@@ -113,7 +113,7 @@ impl ResendSource {
     ) -> Result<(), ReplicaError> {
         let mut flow = ControlFlow::Continue(());
         while self.replica.state().sequence() < through && flow.is_continue() {
-            let Some(applied) = with_descriptor(|| self.replica.step())? else {
+            let Some(applied) = with_descriptor(|| self.replica.apply_next())? else {
                 return Ok(());
             };
             let stamp = Stamp {

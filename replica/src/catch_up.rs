@@ -1,6 +1,6 @@
 //! A temporary replica: starts from a checkpoint and reads the journal's files.
 //!
-//! For a follower that is behind the live replica's window, or for reads of past states.
+//! For a follower whose records are no longer in memory, or for reads of past states.
 
 use sequencer::{CheckpointError, ReadError, Reader};
 use types::Sequence;
@@ -8,7 +8,7 @@ use types::Sequence;
 use crate::effects::Applied;
 use crate::state::{Differs, State};
 
-/// Why the journal cannot be followed.
+/// Why a replica or a follower cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaError {
     #[error(transparent)]
@@ -22,7 +22,7 @@ pub enum ReplicaError {
 }
 
 impl ReplicaError {
-    /// True when out of file descriptors: the call may be retried.
+    /// True when the process is out of file descriptors. The call may be retried.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Read(error) => error.is_transient(),
@@ -37,7 +37,7 @@ impl ReplicaError {
     }
 }
 
-/// A state and the reader that continues it. Every call blocks.
+/// A state and the reader that continues it. Its calls block.
 pub struct CatchUp {
     state: State,
     reader: Reader,
@@ -54,11 +54,11 @@ impl CatchUp {
         &self.state
     }
 
-    /// The next record at or before the commit position, if there is one.
+    /// Applies the next record and returns its effects; `None` at the commit position.
     ///
     /// # Errors
     /// [`ReplicaError`]; after [`ReplicaError::Differs`] the state must be discarded.
-    pub fn step(&mut self) -> Result<Option<Applied>, ReplicaError> {
+    pub fn apply_next(&mut self) -> Result<Option<Applied>, ReplicaError> {
         match self.reader.try_next()? {
             Some(record) => Ok(Some(self.state.apply(&record)?)),
             None => Ok(None),
@@ -68,9 +68,9 @@ impl CatchUp {
     /// Applies records up to `until` or the commit position; returns the sequence reached.
     ///
     /// # Errors
-    /// As [`CatchUp::step`].
+    /// As [`CatchUp::apply_next`].
     pub fn run_to(&mut self, until: Sequence) -> Result<Sequence, ReplicaError> {
-        while self.state.sequence() < until && self.step()?.is_some() {}
+        while self.state.sequence() < until && self.apply_next()?.is_some() {}
         Ok(self.state.sequence())
     }
 }

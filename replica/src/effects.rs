@@ -1,7 +1,7 @@
 //! Effects of a journal record: of the command, then of each of its events, in order.
 //!
-//! Each carries its orders and holds as they are afterwards. Followers read these effects and apply
-//! no record themselves.
+//! An effect contains its orders and holds as they are after it. Followers read effects and apply
+//! no record.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -59,10 +59,11 @@ pub struct Order {
     pub fill_totals: FillTotals,
     pub fee_rate: FeeRate,
     pub status: OrderStatus,
-    /// Sequence and time of the command that entered it.
+    /// Sequence of the command that entered it.
     pub sequence: Sequence,
+    /// Time of that command.
     pub created_ns: u64,
-    /// Amount it reserves of its hold.
+    /// Amount that it keeps of its hold.
     pub reserved: Reserve,
 }
 
@@ -134,7 +135,8 @@ pub struct Hold {
     /// Number of orders that ever drew on it.
     pub orders: u64,
     pub closed: bool,
-    /// Last `Defund` or `CloseHold`; the ledger releases after settlement has passed it.
+    /// Sequence of the last `Defund` or `CloseHold`. The ledger releases the amount once settlement
+    /// has passed it.
     pub taken_at: Sequence,
     /// Time of the last funding or closing.
     pub changed_ns: u64,
@@ -168,9 +170,9 @@ pub enum Effect {
     Session(Session),
     /// Funded, defunded or closed.
     Hold(Hold),
-    /// The order has drawn its money; the book's answer follows.
+    /// The order has drawn its money. The book's events follow.
     Entered(Order),
-    /// The book has accepted the order; one that rests at once gets no [`Effect::Rested`].
+    /// The book has accepted the order. One that rests at once gets no [`Effect::Rested`].
     Accepted(Order),
     /// The book has rejected the order: it is closed.
     Refused(Order, Moved, RejectReason),
@@ -257,8 +259,8 @@ impl Batch {
         }
     }
 
-    /// The part after `position`; `None` when empty.
-    pub(crate) fn behind(mut self, position: Sequence) -> Option<Self> {
+    /// The records after `position`; `None` if there are none.
+    pub(crate) fn after(mut self, position: Sequence) -> Option<Self> {
         let had = self.applied.partition_point(|a| a.sequence() <= position);
         self.skip = self.skip.max(had);
         (self.skip < self.applied.len()).then_some(self)

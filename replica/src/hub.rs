@@ -1,6 +1,6 @@
 //! Distribution to followers: recent records in memory, and a bounded queue per follower.
 //!
-//! A follower whose queue is full is detached; it catches up from files and attaches again. The
+//! A follower whose queue is full is detached. It catches up from files and attaches again. The
 //! replica never waits for a follower.
 
 use std::collections::VecDeque;
@@ -10,23 +10,23 @@ use types::Sequence;
 
 use crate::effects::{Applied, Batch};
 
-/// Minimum weight of the window, in records plus effects and reports. A mass cancel is one record
-/// with an effect per order.
+/// Minimum weight of the window: the number of its records, effects and reports. Records alone do
+/// not measure it, since a mass cancel is one record with an effect per order.
 const WINDOW_WEIGHT: usize = 65_536;
-/// Maximum of batches queued for one follower.
+/// Maximum number of batches queued per follower.
 const QUEUE_BATCHES: usize = 256;
 
 /// Input of an attached follower.
 pub(crate) struct Attached {
-    /// Batches from the window.
-    backlog: VecDeque<Batch>,
+    /// Batches of the window at the time of attachment; read before the queue.
+    from_window: VecDeque<Batch>,
     queue: Receiver<Batch>,
 }
 
 impl Attached {
-    /// The next batch; `None` after the end. Cancel safe.
+    /// The next batch; `None` when detached. Cancel safe.
     pub async fn next(&mut self) -> Option<Batch> {
-        match self.backlog.pop_front() {
+        match self.from_window.pop_front() {
             Some(batch) => Some(batch),
             None => self.queue.recv().await,
         }
@@ -34,7 +34,7 @@ impl Attached {
 
     /// The next batch, if one is queued.
     pub fn try_next(&mut self) -> Option<Batch> {
-        self.backlog
+        self.from_window
             .pop_front()
             .or_else(|| self.queue.try_recv().ok())
     }
@@ -44,30 +44,31 @@ pub(crate) struct Hub {
     window: VecDeque<Batch>,
     weight: usize,
     /// The window contains every record after this one.
-    begins: Sequence,
+    window_after: Sequence,
     followers: Vec<(&'static str, Sender<Batch>)>,
     ended: Option<String>,
 }
 
 impl Hub {
-    /// Hub of a replica at position `begins`.
-    pub fn new(begins: Sequence) -> Self {
+    /// Hub of a replica at `position`.
+    pub fn new(position: Sequence) -> Self {
         Self {
             window: VecDeque::new(),
             weight: 0,
-            begins,
+            window_after: position,
             followers: Vec::new(),
             ended: None,
         }
     }
 
+    /// Adds a batch to the window and to every queue. Detaches the followers whose queue is full.
     pub fn publish(&mut self, batch: Batch) {
         self.followers.retain(|(name, queue)| {
-            let is_taken = queue.try_send(batch.clone()).is_ok();
-            if !is_taken && !queue.is_closed() {
+            let is_queued = queue.try_send(batch.clone()).is_ok();
+            if !is_queued && !queue.is_closed() {
                 metrics::counter!("replica_detached_total", "follower" => *name).increment(1);
             }
-            is_taken
+            is_queued
         });
         self.weight += weight(&batch);
         self.window.push_back(batch);
@@ -75,7 +76,7 @@ impl Hub {
             && self.weight - weight(oldest) >= WINDOW_WEIGHT
         {
             self.weight -= weight(oldest);
-            self.begins = oldest.last();
+            self.window_after = oldest.last();
             self.window.pop_front();
         }
     }
@@ -83,44 +84,46 @@ impl Hub {
     /// Attaches a follower that has everything up to `after`; `None` when it must catch up first.
     ///
     /// # Errors
-    /// Publishing has ended; the reason.
+    /// Publishing has ended, for the returned reason.
     pub fn attach(
         &mut self,
         name: &'static str,
         after: Sequence,
     ) -> Result<Option<Attached>, String> {
-        self.is_running()?;
-        if after < self.begins {
+        self.check_running()?;
+        if after < self.window_after {
             return Ok(None);
         }
         let (follower, queue) = mpsc::channel(QUEUE_BATCHES);
         self.followers.push((name, follower));
         let had = self.window.partition_point(|batch| batch.last() <= after);
-        let backlog = self.window.range(had..).cloned();
+        let from_window = self.window.range(had..).cloned();
         Ok(Some(Attached {
-            backlog: backlog.collect(),
+            from_window: from_window.collect(),
             queue,
         }))
     }
 
-    /// The recent batch with a record.
+    /// The batch of the window that contains a record.
     pub fn batch_containing(&self, sequence: Sequence) -> Option<Batch> {
         let at = self.window.partition_point(|batch| batch.last() < sequence);
         self.window.get(at).cloned()
     }
 
+    /// Checks that publishing has not ended.
+    ///
     /// # Errors
-    /// Publishing has ended; the reason.
-    pub fn is_running(&self) -> Result<(), String> {
+    /// The reason why it has.
+    pub fn check_running(&self) -> Result<(), String> {
         self.ended.clone().map_or(Ok(()), Err)
     }
 
     /// True when a follower at `after` could attach.
     pub fn reaches(&self, after: Sequence) -> bool {
-        after >= self.begins
+        after >= self.window_after
     }
 
-    /// Ends publishing. Followers still read what is queued.
+    /// Ends publishing. Followers still get the queued batches.
     pub fn end(&mut self, reason: String) {
         self.followers.clear();
         self.ended.get_or_insert(reason);

@@ -12,9 +12,9 @@ use types::{HoldKind, NodeId, Sequence, SessionIx};
 use crate::orders::OrderDetails;
 use crate::state::{HoldDetails, SessionDetails, State, Tables};
 
-/// The replica's own tables, stored with the core's image and under its version.
+/// The replica's own tables, stored in the core's image and under its version.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
-struct Beside {
+struct TablesImage {
     node: u8,
     /// Details of open orders, in slot order.
     orders: Vec<OrderDetails>,
@@ -22,21 +22,21 @@ struct Beside {
     sessions: Vec<SessionDetails>,
 }
 
-/// A checkpoint in memory; the state is restored from it on demand.
+/// A checkpoint in memory.
 pub struct Checkpoint {
     image: CoreImage,
-    beside: Beside,
+    tables: TablesImage,
 }
 
 impl State {
-    /// Cost: a copy of the state.
-    pub fn take(&self) -> Checkpoint {
+    /// Copies the state into a checkpoint.
+    pub fn checkpoint(&self) -> Checkpoint {
         let tables = self.tables();
         let open = self.core().admission().orders();
         let details = open.map(|order| *tables.orders.details(order.handle));
         Checkpoint {
             image: self.core().image(),
-            beside: Beside {
+            tables: TablesImage {
                 node: self.node().get(),
                 orders: details.collect(),
                 holds: tables.holds.clone(),
@@ -48,16 +48,17 @@ impl State {
     /// Restores the state from a checkpoint.
     ///
     /// # Errors
-    /// A text: no journal of this node can have produced it.
+    /// Why no journal of this node can have produced the checkpoint.
     fn restore(node: NodeId, limits: AdmissionConfig, found: &Checkpoint) -> Result<Self, String> {
         let core = Core::restore(&found.image, limits).map_err(|error| error.to_string())?;
-        let tables = found.beside.tables(node, &core)?;
+        let tables = found.tables.restore(node, &core)?;
         Ok(Self::from_parts(node, core, tables))
     }
 }
 
-impl Beside {
-    fn tables(&self, node: NodeId, core: &Core) -> Result<Tables, String> {
+impl TablesImage {
+    /// The tables, checked against the core.
+    fn restore(&self, node: NodeId, core: &Core) -> Result<Tables, String> {
         if self.node != node.get() {
             return Err(format!("the checkpoint belongs to node {}", self.node));
         }
@@ -98,17 +99,17 @@ impl Checkpoint {
     /// # Errors
     /// Out of memory.
     pub fn encode(self) -> Result<AlignedVec, RkyvError> {
-        let beside = rkyv::to_bytes::<RkyvError>(&self.beside)?;
-        self.image.with_beside(beside.to_vec()).encode()
+        let tables = rkyv::to_bytes::<RkyvError>(&self.tables)?;
+        self.image.with_replica_tables(tables.to_vec()).encode()
     }
 
     fn decode(payload: &AlignedVec) -> Result<Self, String> {
         let image = CoreImage::decode(payload).map_err(|error| error.to_string())?;
-        let mut aligned = AlignedVec::<16>::with_capacity(image.beside().len());
-        aligned.extend_from_slice(image.beside());
-        let beside = rkyv::from_bytes::<Beside, RkyvError>(&aligned);
-        let beside = beside.map_err(|error| error.to_string())?;
-        Ok(Self { image, beside })
+        let mut aligned = AlignedVec::<16>::with_capacity(image.replica_tables().len());
+        aligned.extend_from_slice(image.replica_tables());
+        let tables = rkyv::from_bytes::<TablesImage, RkyvError>(&aligned);
+        let tables = tables.map_err(|error| error.to_string())?;
+        Ok(Self { image, tables })
     }
 
     /// Last message number and last answered client sequence of a session; zeros if unknown.
@@ -121,7 +122,7 @@ impl Checkpoint {
 /// Restores the state from a checkpoint's payload, which may be arbitrary bytes.
 ///
 /// # Errors
-/// A text: no journal of this node can have produced it.
+/// Why no journal of this node can have produced the payload.
 pub fn restore(
     node: NodeId,
     limits: AdmissionConfig,
@@ -130,32 +131,32 @@ pub fn restore(
     State::restore(node, limits, &Checkpoint::decode(payload)?)
 }
 
-/// Restores the newest checkpoint at or before `until` that `is_wanted` accepts. Blocks.
+/// Restores the newest checkpoint at or before `until` that `accepts` accepts. Blocks.
 ///
-/// Without one, returns the state at the beginning of the journal.
+/// If there is none, returns the state at the beginning of the journal.
 ///
 /// # Errors
 /// The folder cannot be read.
-pub(crate) fn newest(
+pub(crate) fn restore_newest(
     dir: &Path,
     node: NodeId,
     limits: AdmissionConfig,
     until: Sequence,
-    is_wanted: impl Fn(&Checkpoint) -> bool,
+    accepts: impl Fn(&Checkpoint) -> bool,
 ) -> Result<State, CheckpointError> {
     let newest = Checkpoints::new(dir).newest(until, |_, payload| {
         let found = Checkpoint::decode(payload)?;
         let restore = || State::restore(node, limits, &found);
-        is_wanted(&found).then(restore).transpose()
+        accepts(&found).then(restore).transpose()
     })?;
     Ok(newest.unwrap_or_else(|| State::new(node, limits)))
 }
 
-/// Restores the oldest checkpoint at or after `from`; `None` without one. Blocks.
+/// Restores the oldest checkpoint at or after `from`; `None` if there is none. Blocks.
 ///
 /// # Errors
 /// The folder cannot be read.
-pub(crate) fn oldest(
+pub(crate) fn restore_oldest(
     dir: &Path,
     node: NodeId,
     limits: AdmissionConfig,

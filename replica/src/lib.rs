@@ -1,24 +1,26 @@
 //! The node's one reader of the journal: applies it to a second core, publishes the effects.
 //!
-//! Decodes each record once, applies it, compares the events, and hands its effects to bounded
-//! subscribers: session messages, history, settlement, Kafka. Reads are served from its state
-//! (`design.md` 6).
+//! The replica decodes each record once, applies it, compares the events, and hands its effects to
+//! followers over bounded queues: sessions, history, settlement, feed. Reads are served from its
+//! state (`design.md` 6).
 //!
 //! | file | contents |
 //! |---|---|
-//! | `effects` | what a record changed, with orders and holds; session messages and their numbers |
+//! | `effects` | the changes that a record made, with orders and holds; numbered session messages |
 //! | `state` | the core and the replica's own tables: a pure fold |
 //! | `orders` | details of open orders, found by slot and by public id |
-//! | `names` | ids and specs of dense indexes |
+//! | `names` | ids and specs for the indexes in effects |
 //! | `image` | checkpoints |
 //! | `live` | the thread and its handle for other threads |
 //! | `hub`, `follower` | followers: one queue each; a follower that lags reads from files |
 //! | `catch_up` | a temporary replica, started from a checkpoint |
 //! | `offline` | writes a checkpoint of a stopped node's journal |
 //!
-//! Architecture invariants: the replica never waits for a follower; a difference between replica
-//! and journal stops publishing and closes admission to new orders; the same journal has
-//! the same effects and numbers for every reader.
+//! Architecture invariants:
+//!
+//! - The replica never waits for a follower.
+//! - A difference between replica and journal ends publishing and closes admission to new orders.
+//! - The same journal has the same effects and message numbers for every reader.
 
 mod catch_up;
 mod effects;

@@ -4,8 +4,8 @@
 //! to its followers. It also writes the checkpoints, and compares its core with the hot thread's
 //! whenever the node is quiet.
 //!
-//! It stops at a difference, a panic or an unreadable journal: publishing ends and new orders are
-//! refused, because the state that reports and settlement rely on is unknown.
+//! The thread ends at a difference, a panic or an unreadable journal. Publishing ends with it, and
+//! new orders are refused, because the state that reports and settlement rely on is unknown.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,23 +36,23 @@ use crate::state::{Differs, State};
 pub const PART: &str = "replica";
 /// Records applied under one lock and published together.
 const BATCH_RECORDS: usize = 256;
-/// Pause after a batch that is not full, unless a call waits for the next record. Woken at each
-/// commit, the replica and its followers would take the hot thread's core once per order.
-const PACE: Duration = Duration::from_millis(1);
-/// Timeout of a read while no record arrives.
+/// Pause after a batch that is not full, unless a call waits for a record. Without the pause the
+/// replica and its followers would run at each commit: once per order, on the hot thread's core.
+const BATCH_PAUSE: Duration = Duration::from_millis(1);
+/// Timeout of the wait for a record.
 const IDLE: Duration = Duration::from_millis(200);
 /// Pause before a retry after a read without a file descriptor.
 const RETRY: Duration = Duration::from_millis(250);
 /// The node counts as quiet after this time without a record.
 const QUIET: Duration = Duration::from_secs(1);
-/// Limit of open orders for a comparison with the hot thread: above it, hashing would occupy that
-/// thread for more than a few milliseconds.
+/// Maximum number of open orders for a comparison with the hot thread. With more, hashing would
+/// occupy that thread for more than a few milliseconds.
 const COMPARE_ORDERS_MAX: usize = 50_000;
-/// Maximum wait for the hot thread's inspection.
+/// Maximum wait for an inspection by the hot thread.
 const INSPECTION_WAIT: Duration = Duration::from_secs(5);
-/// Followers that catch up at the same time; each holds a copy of the node's state in memory.
+/// Maximum number of followers that catch up at the same time. Each has a copy of the node's state.
 const CATCH_UPS_MAX: usize = 2;
-/// Maximum among them of followers that the market does not wait for: one permit is always left.
+/// Maximum among them of followers that the market does not wait for. The others keep one permit.
 const CATCH_UPS_OTHERS_MAX: usize = 1;
 
 /// Whether the market waits for a follower (`design.md` 6).
@@ -63,9 +63,9 @@ pub(crate) enum Class {
 }
 
 /// A catch-up permit; released on drop.
-pub(crate) struct Turn {
-    _place: OwnedSemaphorePermit,
-    _of_others: Option<OwnedSemaphorePermit>,
+pub(crate) struct CatchUpPermit {
+    _permit: OwnedSemaphorePermit,
+    _other_permit: Option<OwnedSemaphorePermit>,
 }
 
 /// A call that waits for a position; unregistered on drop.
@@ -74,7 +74,7 @@ struct Waiting<'a>(&'a AtomicUsize);
 impl<'a> Waiting<'a> {
     fn new(shared: &'a Shared) -> Self {
         shared.waiting.fetch_add(1, Ordering::SeqCst);
-        shared.hurry.notify_one();
+        shared.end_pause.notify_one();
         Self(&shared.waiting)
     }
 }
@@ -88,7 +88,7 @@ impl Drop for Waiting<'_> {
 /// State shared by the thread, its handles and its followers.
 pub(crate) struct Shared {
     node: NodeId,
-    /// Prototype: other readers are made from it.
+    /// Other readers are opened from it.
     reader: Mutex<Reader>,
     dir: PathBuf,
     limits: AdmissionConfig,
@@ -97,16 +97,17 @@ pub(crate) struct Shared {
     names: Arc<Names>,
     hub: Mutex<Hub>,
     position: watch::Sender<Sequence>,
-    /// Number of calls that wait for a position, and the notifier that ends the thread's pause.
+    /// Number of calls that wait for a position.
     waiting: AtomicUsize,
-    hurry: Notify,
+    /// Ends the thread's pause between batches.
+    end_pause: Notify,
     /// Settlement's positions, as journalled.
     settlement: watch::Sender<Settlement>,
     /// Contains the last sequence that the hot thread assigned.
     stats: Arc<Stats>,
     backlog: Arc<Backlog>,
-    turns: Arc<Semaphore>,
-    turns_of_others: Arc<Semaphore>,
+    catch_up_permits: Arc<Semaphore>,
+    other_permits: Arc<Semaphore>,
     /// Current trouble of the live replica and of followers, by name.
     troubles: watch::Sender<BTreeMap<&'static str, String>>,
 }
@@ -138,39 +139,39 @@ impl Shared {
     }
 
     /// Waits for one of the [`CATCH_UPS_MAX`] permits.
-    pub async fn turn(&self, class: Class) -> Result<Turn, ReplicaError> {
+    pub async fn catch_up_permit(&self, class: Class) -> Result<CatchUpPermit, ReplicaError> {
         let wait = async |of: &Arc<Semaphore>| {
             let permit = of.clone().acquire_owned().await;
             permit.map_err(|_| ReplicaError::Ended("the replica has stopped".to_owned()))
         };
-        let of_others = match class {
+        let other_permit = match class {
             Class::Gating => None,
-            Class::Other => Some(wait(&self.turns_of_others).await?),
+            Class::Other => Some(wait(&self.other_permits).await?),
         };
-        Ok(Turn {
-            _place: wait(&self.turns).await?,
-            _of_others: of_others,
+        Ok(CatchUpPermit {
+            _permit: wait(&self.catch_up_permits).await?,
+            _other_permit: other_permit,
         })
     }
 
-    /// Starts from the newest checkpoint at or before `until` that `is_wanted` accepts. Blocks.
-    pub fn newest(
+    /// Starts from the newest checkpoint at or before `until` that `accepts` is true for. Blocks.
+    pub fn catch_up_from_newest(
         &self,
         until: Sequence,
-        is_wanted: impl Fn(&Checkpoint) -> bool,
+        accepts: impl Fn(&Checkpoint) -> bool,
     ) -> Result<CatchUp, ReplicaError> {
-        let state = image::newest(&self.dir, self.node, self.limits, until, is_wanted)?;
+        let state = image::restore_newest(&self.dir, self.node, self.limits, until, accepts)?;
         Ok(CatchUp::new(state, &self.reader(Sequence::ZERO)))
     }
 
-    pub fn trouble(&self, name: &'static str, reason: &str) {
+    pub fn set_trouble(&self, name: &'static str, reason: &str) {
         self.troubles.send_if_modified(|troubles| {
             let known = troubles.insert(name, reason.to_owned());
             known.as_deref() != Some(reason)
         });
     }
 
-    pub fn well(&self, name: &'static str) {
+    pub fn clear_trouble(&self, name: &'static str) {
         self.troubles
             .send_if_modified(|troubles| troubles.remove(name).is_some());
     }
@@ -190,9 +191,10 @@ pub struct LiveReplica {
 }
 
 impl LiveReplica {
-    /// Starts at the newest checkpoint, or the journal's beginning; follows until the node stops.
+    /// Starts at the newest checkpoint, or at the journal's beginning without one.
     ///
-    /// Writes checkpoints as `checkpoints` says, if given. Blocks while a checkpoint is read.
+    /// Runs until the node stops. Writes checkpoints if `checkpoints` is given. Blocks while it
+    /// restores a checkpoint.
     ///
     /// # Errors
     /// The checkpoint folder cannot be read, the journal begins after every checkpoint, or no
@@ -202,9 +204,9 @@ impl LiveReplica {
         parts: ReplicaParts,
         checkpoints: Option<SnapshotConfig>,
     ) -> Result<Self, ReplicaError> {
-        // At most the durable position: later records are not there yet.
+        // No later checkpoint: the reader could not continue it.
         let durable = parts.reader.end();
-        let state = image::newest(&parts.dir, node, parts.limits, durable, |_| true)?;
+        let state = image::restore_newest(&parts.dir, node, parts.limits, durable, |_| true)?;
         let from = state.sequence();
         let reader = parts.reader.reopen_after(from);
         reader.check()?;
@@ -219,11 +221,11 @@ impl LiveReplica {
             hub: Mutex::new(Hub::new(from)),
             position: watch::Sender::new(from),
             waiting: AtomicUsize::new(0),
-            hurry: Notify::new(),
+            end_pause: Notify::new(),
             stats: parts.stats,
             backlog: parts.backlog,
-            turns: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
-            turns_of_others: Arc::new(Semaphore::new(CATCH_UPS_OTHERS_MAX)),
+            catch_up_permits: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
+            other_permits: Arc::new(Semaphore::new(CATCH_UPS_OTHERS_MAX)),
             troubles: watch::Sender::default(),
         });
         shared.backlog.sessions_at(from);
@@ -268,32 +270,32 @@ impl Drop for LiveReplica {
 }
 
 impl Replica {
-    /// Reads the current state: all durable records are applied but the last few.
+    /// Reads the current state, which may lack the last durable records.
     pub fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.shared.state())
     }
 
     /// Reads the state once it includes every command sequenced by now (R178).
     ///
-    /// It is never older than anything the caller has seen before.
+    /// The state is never older than an answer that the caller has received.
     ///
     /// # Errors
-    /// The state did not get there within `patience`; returns the number of missing records.
+    /// The number of missing records, after `timeout` or when the replica has ended.
     pub async fn read_fresh<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         read: impl FnOnce(&State) -> T,
     ) -> Result<T, u64> {
         let assigned = self.assigned();
-        let waited = tokio::time::timeout(patience, self.wait(assigned)).await;
-        let is_running = self.shared.hub().is_running().is_ok();
+        let waited = tokio::time::timeout(timeout, self.wait(assigned)).await;
+        let is_running = self.shared.hub().check_running().is_ok();
         match waited {
             Ok(Ok(())) if is_running => Ok(self.read(read)),
             _ => Err(assigned.get().saturating_sub(self.position().get())),
         }
     }
 
-    /// Reads the effects of a recent record: `None` before it is applied, and when it is no longer
+    /// Reads the effects of a recent record. `None` before it is applied, and when it is no longer
     /// in memory.
     pub fn effects<T>(&self, sequence: Sequence, read: impl FnOnce(&Applied) -> T) -> Option<T> {
         let batch = self.shared.hub().batch_containing(sequence)?;
@@ -325,10 +327,10 @@ impl Replica {
         *self.shared.position.borrow()
     }
 
-    /// Returns when the record is applied and published.
+    /// Waits until the record is applied and published.
     ///
     /// # Errors
-    /// [`ReplicaError::Ended`]: it never will be.
+    /// [`ReplicaError::Ended`]: the replica ended before that.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         if self.position() >= sequence {
             return Ok(());
@@ -336,10 +338,10 @@ impl Replica {
         let _waiting = Waiting::new(&self.shared);
         let mut position = self.shared.position.subscribe();
         let reached = position.wait_for(|position| *position >= sequence);
-        self.unless_ended(reached).await
+        self.wait_unless_ended(reached).await
     }
 
-    async fn unless_ended(&self, waiting: impl Future) -> Result<(), ReplicaError> {
+    async fn wait_unless_ended(&self, waiting: impl Future) -> Result<(), ReplicaError> {
         tokio::select! {
             biased;
             _ = waiting => Ok(()),
@@ -351,7 +353,7 @@ impl Replica {
     pub async fn ended(&self) -> String {
         let mut troubles = self.troubles();
         loop {
-            if let Err(reason) = self.shared.hub().is_running() {
+            if let Err(reason) = self.shared.hub().check_running() {
                 return reason;
             }
             if troubles.changed().await.is_err() {
@@ -370,35 +372,35 @@ impl Replica {
         *self.shared.settlement.borrow()
     }
 
-    /// Returns when the journal records that the ledger has every posting up to `sequence`.
+    /// Waits until the journal records that the ledger has every posting up to `sequence`.
     ///
     /// # Errors
-    /// [`ReplicaError::Ended`]: it never will.
+    /// [`ReplicaError::Ended`]: the replica ended before that.
     pub async fn wait_posted(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         let mut settlement = self.shared.settlement.subscribe();
         let posted = settlement.wait_for(|settlement| settlement.posted >= sequence);
-        self.unless_ended(posted).await
+        self.wait_unless_ended(posted).await
     }
 
     pub fn names(&self) -> &Arc<Names> {
         &self.shared.names
     }
 
-    /// Current troubles of the live replica and its followers, by name; empty when there are none.
+    /// Current troubles of the live replica and its followers, by name.
     pub fn troubles(&self) -> watch::Receiver<BTreeMap<&'static str, String>> {
         self.shared.troubles.subscribe()
     }
 
-    /// Follows after `after`, for a follower that the market does not wait for.
+    /// Returns a follower of the records after `after` that the market does not wait for.
     ///
-    /// Records that are no longer in memory are read from files.
+    /// It reads records that are no longer in memory from files.
     pub fn follow_detached(&self, name: &'static str, after: Sequence) -> Follower {
         Follower::new(self.clone(), name, Class::Other, after, Source::Detached)
     }
 
     /// As [`Replica::follow_detached`], for a follower that the market waits for.
     ///
-    /// `begin` gets the state at `after`.
+    /// Also returns the result of `begin`, which gets the state at `after`.
     ///
     /// # Errors
     /// The journal ends before `after`, lacks records after every checkpoint, or is unreadable.
@@ -408,21 +410,21 @@ impl Replica {
         after: Sequence,
         begin: impl FnOnce(&State) -> T + Send + 'static,
     ) -> Result<(T, Follower), ReplicaError> {
-        let turn = self.shared.turn(Class::Gating).await?;
+        let permit = self.shared.catch_up_permit(Class::Gating).await?;
         let shared = self.shared.clone();
         let opening = tokio::task::spawn_blocking(move || {
-            let mut catch_up = shared.newest(after, |_| true)?;
+            let mut catch_up = shared.catch_up_from_newest(after, |_| true)?;
             let reached = catch_up.run_to(after)?;
             if reached < after {
                 let reason = format!("the journal ends at {reached}, before {after}");
                 return Err(ReplicaError::Ended(reason));
             }
-            Ok((begin(catch_up.state()), (catch_up, turn)))
+            Ok((begin(catch_up.state()), (catch_up, permit)))
         });
         let opened = opening.await;
         let opened = opened.map_err(|panic| ReplicaError::Ended(panic.to_string()))?;
         let (begun, own) = opened?;
-        // If the live replica has the rest in memory, the temporary one is dropped at once.
+        // The temporary replica is dropped if the live one has the rest in memory.
         let source = match self.shared.attach(name, after)? {
             Some(attached) => Source::Live(attached),
             None => Source::catching_up(own),
@@ -439,13 +441,14 @@ impl Replica {
         &self,
         is_before: impl Fn(&Checkpoint) -> bool,
     ) -> Result<CatchUp, ReplicaError> {
-        self.shared.newest(Sequence(u64::MAX), is_before)
+        self.shared
+            .catch_up_from_newest(Sequence(u64::MAX), is_before)
     }
 
-    /// As [`Replica::catch_up_from_newest`], or from the oldest checkpoint that the journal
-    /// continues. Blocks.
+    /// As [`Replica::catch_up_from_newest`], with a fallback. Blocks.
     ///
-    /// The oldest one is used when the records after the newest were removed.
+    /// If the records after that checkpoint were removed, starts from the oldest checkpoint that
+    /// the journal continues.
     ///
     /// # Errors
     /// The checkpoint folder or the journal cannot be read.
@@ -460,7 +463,7 @@ impl Replica {
         if newest.state().sequence() >= removed {
             return Ok(newest);
         }
-        let oldest = image::oldest(&shared.dir, shared.node, shared.limits, removed)?;
+        let oldest = image::restore_oldest(&shared.dir, shared.node, shared.limits, removed)?;
         Ok(oldest.map_or(newest, |state| CatchUp::new(state, &reader)))
     }
 }
@@ -481,20 +484,20 @@ struct Live {
 enum End {
     /// The node stops.
     Stopped,
-    /// The journal is closed or has failed; its owner reports that.
+    /// The journal is closed or has failed, which its owner reports.
     Journal(ReadError),
-    /// Replica and journal, or replica and hot thread, differ.
-    Wrong(String),
+    /// The replica differs from the journal or the hot thread, cannot read, or panicked.
+    Failed(String),
 }
 
 impl End {
-    /// A closed or failed journal accepts no orders. One that is written but cannot be read would
-    /// continue without a replica, so that ends admission.
+    /// A closed or failed journal accepts no orders itself. Any other error must close admission:
+    /// the market would continue without a replica.
     fn of(error: ReadError) -> Self {
         use journal::reader::ReadError as Frames;
         match error {
             ReadError::Journal(Frames::Closed | Frames::Failed(_)) => Self::Journal(error),
-            other => Self::Wrong(other.to_string()),
+            other => Self::Failed(other.to_string()),
         }
     }
 }
@@ -509,9 +512,9 @@ impl Live {
                 let following = || runtime.block_on(self.follow(stopped));
                 // A panic also ends the waits of followers and callers.
                 catch_unwind(AssertUnwindSafe(following))
-                    .unwrap_or_else(|panic| End::Wrong(panic_text(&*panic)))
+                    .unwrap_or_else(|panic| End::Failed(panic_text(&*panic)))
             }
-            Err(error) => End::Wrong(error.to_string()),
+            Err(error) => End::Failed(error.to_string()),
         };
         let reason = match end {
             End::Stopped => "the replica has stopped".to_owned(),
@@ -519,7 +522,7 @@ impl Live {
                 tracing::warn!(%error, "the replica ends with the journal");
                 error.to_string()
             }
-            End::Wrong(reason) => {
+            End::Failed(reason) => {
                 tracing::error!(
                     reason,
                     severity = "critical",
@@ -530,10 +533,10 @@ impl Live {
                 reason
             }
         };
-        self.shared.trouble(PART, &reason);
+        self.shared.set_trouble(PART, &reason);
         self.shared.hub().end(reason);
-        self.shared.turns.close();
-        self.shared.turns_of_others.close();
+        self.shared.catch_up_permits.close();
+        self.shared.other_permits.close();
         // Wakes the waiters: they check whether the replica has ended.
         self.shared.troubles.send_modify(|_| {});
     }
@@ -547,26 +550,26 @@ impl Live {
                 () = tokio::time::sleep(IDLE) => None,
             };
             let round = match first {
-                Some(Ok(record)) => self.take(record),
+                Some(Ok(record)) => self.apply_batch(record),
                 Some(Err(error)) if error.is_transient() => {
-                    self.shared.trouble(PART, &error.to_string());
+                    self.shared.set_trouble(PART, &error.to_string());
                     self.shared.backlog.sessions_stalled(true);
                     tokio::time::sleep(RETRY).await;
                     Ok(true)
                 }
                 Some(Err(error)) => Err(End::of(error)),
                 None => {
-                    // The last read had no error: there is nothing to read.
-                    self.shared.well(PART);
+                    // No record and no error within the timeout.
+                    self.shared.clear_trouble(PART);
                     self.shared.backlog.sessions_stalled(false);
-                    self.rest().map(|()| true)
+                    self.compare_when_quiet().map(|()| true)
                 }
             };
             match round {
                 Ok(has_more) => {
-                    self.checkpoint();
+                    self.write_checkpoint();
                     if !has_more {
-                        self.pace().await;
+                        self.pause().await;
                     }
                 }
                 Err(end) => return end,
@@ -574,19 +577,19 @@ impl Live {
         }
     }
 
-    /// Pauses so that records accumulate.
-    async fn pace(&self) {
+    /// Pauses so that records accumulate, unless a call waits for a record.
+    async fn pause(&self) {
         if self.shared.waiting.load(Ordering::SeqCst) == 0 {
-            let hurry = self.shared.hurry.notified();
+            let end_pause = self.shared.end_pause.notified();
             // Timeout or notified: continue with the next batch.
-            let _ = tokio::time::timeout(PACE, hurry).await;
+            let _ = tokio::time::timeout(BATCH_PAUSE, end_pause).await;
         }
     }
 
     /// Applies and publishes up to [`BATCH_RECORDS`] records; true when there may be more.
-    fn take(&mut self, first: Record) -> Result<bool, End> {
+    fn apply_batch(&mut self, first: Record) -> Result<bool, End> {
         self.quiet_since = None;
-        self.shared.well(PART);
+        self.shared.clear_trouble(PART);
         self.shared.backlog.sessions_stalled(false);
         let mut records = Vec::with_capacity(BATCH_RECORDS);
         records.push(first);
@@ -595,7 +598,7 @@ impl Live {
             match self.reader.try_next() {
                 Ok(Some(record)) => records.push(record),
                 Ok(None) => break,
-                // The next read fails again, after these are published.
+                // The next read fails again, after these records are published.
                 Err(error) if error.is_transient() => break,
                 Err(error) => {
                     failed = Some(End::of(error));
@@ -611,7 +614,7 @@ impl Live {
                 .write()
                 .unwrap_or_else(PoisonError::into_inner);
             catch_unwind(AssertUnwindSafe(|| {
-                // Not collected: results have no known length, and the list would be moved often.
+                // Not `collect`: without a known length it would reallocate.
                 let mut applied = Vec::with_capacity(records.len());
                 for record in &records {
                     applied.push(state.apply(record)?);
@@ -620,8 +623,8 @@ impl Live {
             }))
         };
         let applied = applied
-            .map_err(|panic| End::Wrong(panic_text(&*panic)))?
-            .map_err(|differs: Differs| End::Wrong(differs.to_string()))?;
+            .map_err(|panic| End::Failed(panic_text(&*panic)))?
+            .map_err(|differs: Differs| End::Failed(differs.to_string()))?;
         let batch = Batch::new(applied);
         let position = batch.last();
         self.shared.hub().publish(batch);
@@ -633,8 +636,8 @@ impl Live {
         failed.map_or(Ok(has_more), Err)
     }
 
-    /// Called when no record arrived for a while.
-    fn rest(&mut self) -> Result<(), End> {
+    /// Compares with the hot thread's core once the node has been quiet for [`QUIET`].
+    fn compare_when_quiet(&mut self) -> Result<(), End> {
         let position = *self.shared.position.borrow();
         let since = *self.quiet_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= QUIET && self.compared < position {
@@ -644,36 +647,37 @@ impl Live {
         Ok(())
     }
 
-    /// Compares with the hot thread's core, which is idle now.
+    /// Compares the state hash with that of the hot thread's core.
     fn compare(&mut self) -> Result<(), End> {
         let state = self.shared.state();
         let core = state.core();
         if core.admission().orders().count() > COMPARE_ORDERS_MAX {
             return Ok(());
         }
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let asked = self.port.inspect_with(Box::new(move |live| {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let submitted = self.port.inspect_with(Box::new(move |live| {
             // The receiver is gone when the replica has ended.
-            let _ = tell.try_send((live.sequence(), live.state_hash()));
+            let _ = sender.try_send((live.sequence(), live.state_hash()));
         }));
-        if asked.is_err() {
+        if submitted.is_err() {
             return Ok(());
         }
-        match told.recv_timeout(INSPECTION_WAIT) {
-            // Traffic came in between: try another time.
+        match receiver.recv_timeout(INSPECTION_WAIT) {
+            // A command came in between: the next quiet period compares again.
             Ok((sequence, _)) if sequence != core.sequence() => Ok(()),
             Ok((_, hash)) if hash == core.state_hash() => {
                 metrics::counter!("replica_comparisons_total").increment(1);
                 Ok(())
             }
-            Ok((sequence, _)) => Err(End::Wrong(format!(
+            Ok((sequence, _)) => Err(End::Failed(format!(
                 "at command {sequence} the state of the hot thread differs from the replica's"
             ))),
             Err(_) => Ok(()),
         }
     }
 
-    fn checkpoint(&mut self) {
+    /// Writes a checkpoint if one is due.
+    fn write_checkpoint(&mut self) {
         let position = *self.shared.position.borrow();
         let Some(keeper) = &mut self.keeper else {
             return;
@@ -682,12 +686,12 @@ impl Live {
         self.shared.backlog.checkpoint_at(keeper.saved());
         if is_due {
             let begun = Instant::now();
-            let taken = self.shared.state().take();
+            let checkpoint = self.shared.state().checkpoint();
             let copied_us = begun.elapsed().as_micros() as f64;
             metrics::gauge!("replica_checkpoint_copy_us").set(copied_us);
             let reader = self.shared.reader(position);
             let removed = move || reader.removed_through().map_err(std::io::Error::other);
-            keeper.write(position, removed, move || taken.encode());
+            keeper.write(position, removed, move || checkpoint.encode());
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Ids of a node's dense indexes.
 //!
-//! Entries are added and never changed, except an instrument's trading terms, so that a follower
-//! that lags can use the same table. Changes of instruments, bounds and member groups are announced
-//! here.
+//! Entries are added and never changed, except an instrument's trading terms. So a follower that
+//! lags uses the same table. Changes of instruments, bounds and member groups are announced here.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -14,7 +13,7 @@ use types::{
     AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, UserId, UserIx,
 };
 
-/// Changes of bounds and member groups that a receiver may lag behind.
+/// Capacity for changes of bounds and member groups that a receiver has not read.
 const MEMBER_CHANGES_MAX: usize = 256;
 
 /// Users, instruments and holds by index.
@@ -65,7 +64,7 @@ impl Names {
     }
 
     /// # Panics
-    /// The index is unknown: not taken from an effect of this node.
+    /// The index is unknown, so not one of an effect of this node.
     pub fn user(&self, user: UserIx) -> UserId {
         self.read(|tables| tables.users[user.index()])
     }
@@ -83,7 +82,7 @@ impl Names {
         self.read(|tables| tables.instruments.get(instrument.index()).copied())
     }
 
-    /// The index of a user, if bound.
+    /// The index of a user, if there was a `BindUser` of it.
     pub fn user_ix(&self, id: &UserId) -> Option<UserIx> {
         self.read(|tables| tables.by_user.get(id).copied())
     }
@@ -103,8 +102,9 @@ impl Names {
         self.instrument_changes.subscribe()
     }
 
-    /// Returns a receiver of the members whose bounds or group change from now on. The change is in
-    /// the replica's state at the next read.
+    /// Returns a receiver of the members whose bounds or group change from now on.
+    ///
+    /// The replica's state has the change at the next read.
     pub fn member_changes(&self) -> broadcast::Receiver<BoundsOf> {
         self.member_changes.subscribe()
     }

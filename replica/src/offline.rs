@@ -21,7 +21,7 @@ pub enum SnapshotError {
 
 /// Writes a checkpoint of the state after command `until`, or at the end; removes none.
 ///
-/// Must not run while a node uses the folder: the node writes its own.
+/// Fails while a node uses the folder.
 ///
 /// # Errors
 /// No journal, a damaged one, one that ends before `until`, or a folder that cannot be written.
@@ -33,10 +33,10 @@ pub fn snapshot(
     let _own = folder.own()?;
     let limits = sequencer::limits();
     let last = until.unwrap_or(Sequence(u64::MAX));
-    // From the first record if it still exists: this compares every event once more.
+    // From the first record, if it exists, so that every event is compared.
     let mut state = match folder.removed_through()? {
         Sequence::ZERO => State::new(node, limits),
-        _ => image::newest(&folder.snapshot_dir(), node, limits, last, |_| true)
+        _ => image::restore_newest(&folder.snapshot_dir(), node, limits, last, |_| true)
             .map_err(ReplicaError::from)?,
     };
     let after = state.sequence();
@@ -48,7 +48,7 @@ pub fn snapshot(
         return Err(InspectError::Beyond { until, end }.into());
     }
     let (sequence, state_hash) = (state.sequence().get(), state.core().state_hash());
-    let bytes = state.take().encode();
+    let bytes = state.checkpoint().encode();
     let bytes = bytes.map_err(|error| SnapshotError::Write(error.to_string()))?;
     Snapshots::new(&folder.snapshot_dir())
         .write(sequence, &bytes)

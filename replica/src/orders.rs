@@ -2,13 +2,13 @@
 //!
 //! A hash table of fixed size, chained through the slots. Commands are numbered without gap, so the
 //! low bits of an order's sequence are its bucket. An order leaves its chain when its slot is used
-//! again: an ended order costs nothing.
+//! again, so the end of an order costs nothing.
 
 use types::{Handle, Id128, Sequence};
 
 use crate::effects::OrderTerms;
 
-/// The buckets stay in the cache; with more open orders the chains grow.
+/// Number of buckets. They stay in the cache; with more open orders the chains grow.
 const BUCKETS: usize = 1 << 16;
 
 /// Data of an open order that admission does not need.
@@ -46,7 +46,7 @@ impl Default for Orders {
 }
 
 impl Orders {
-    /// Adds the order that command `sequence` entered into a slot; the slot's last one has ended.
+    /// Adds the order that command `sequence` entered into a slot. The slot's last order has ended.
     pub fn insert(
         &mut self,
         slot: u32,
@@ -107,8 +107,9 @@ impl Orders {
         row.expect("open order without details").updated_ns = Some(time_ns);
     }
 
-    /// The handle of an order with this id, and the time of its last change if known. The order may
-    /// have ended. `sequence_low` is that of the id.
+    /// The handle of the order with this id, and the time of its last change if known.
+    ///
+    /// The order may have ended. `sequence_low` is the part of the sequence that the id contains.
     pub fn find(&self, id: Id128, sequence_low: u32) -> Option<(Handle, Option<u64>)> {
         let mut at = self.heads[usize::from(bucket(sequence_low))];
         while at != 0 {

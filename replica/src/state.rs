@@ -1,7 +1,7 @@
 //! State of the journal: the core that the hot thread runs, and the replica's own tables.
 //!
-//! The tables contain the data of orders, holds and sessions that admission does not need. A pure
-//! fold: the same records produce the same effects and numbers.
+//! The tables contain the data of orders, holds and sessions that admission does not need. The
+//! state is a pure fold: the same records produce the same effects and message numbers.
 
 use admission::{Admission, AdmissionConfig, OpenOrder, Report, ReportSink};
 use sequencer::core::CoreObserver;
@@ -44,11 +44,11 @@ pub(crate) struct Tables {
     pub orders: Orders,
     pub holds: Vec<HoldDetails>,
     pub sessions: Vec<SessionDetails>,
-    /// Trading holds, oldest first. Few: most holds served one order.
+    /// Trading holds, oldest first. They are few, since most holds serve one order.
     pub trading: Vec<HoldIx>,
 }
 
-/// A record whose events differ from those computed now.
+/// A record's events differ from those that the replica computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("command {0} was journalled with other events than the replica computes")]
 pub struct Differs(pub Sequence);
@@ -103,7 +103,7 @@ impl State {
     pub fn apply(&mut self, record: &Record) -> Result<Applied, Differs> {
         let envelope = &record.command;
         let cause = Cause::of(envelope);
-        let mut effects = Effects {
+        let mut recorder = EffectRecorder {
             node: self.node,
             cause,
             tables: &mut self.tables,
@@ -112,12 +112,12 @@ impl State {
             effects: Vec::with_capacity(record.events.len() + 1),
             reports: Vec::with_capacity(record.events.len()),
         };
-        if self.core.apply_observed(envelope, &mut effects) != record.events {
+        if self.core.apply_observed(envelope, &mut recorder) != record.events {
             return Err(Differs(envelope.sequence));
         }
-        let Effects {
+        let EffectRecorder {
             effects, reports, ..
-        } = effects;
+        } = recorder;
         Ok(Applied {
             cause,
             effects,
@@ -137,7 +137,7 @@ impl State {
         &self.tables
     }
 
-    /// Ids and specs of the indexes, for any thread.
+    /// Ids and specs for the indexes, shared with other threads.
     pub fn names(&self) -> &Arc<Names> {
         &self.names
     }
@@ -179,7 +179,7 @@ impl State {
 
     /// Settlement state of the trade with this public id, made by command `sequence`.
     ///
-    /// A trade is bust before settlement's position passes it.
+    /// A bust is journalled before settlement's position passes the trade.
     pub fn trade_status(&self, sequence: Sequence, trade: Id128) -> TradeStatus {
         let admission = self.core.admission();
         if admission.is_bust(trade) {
@@ -282,7 +282,7 @@ impl Tables {
 }
 
 /// Converts the core's changes into effects and updates the tables.
-struct Effects<'a> {
+struct EffectRecorder<'a> {
     node: NodeId,
     cause: Cause,
     tables: &'a mut Tables,
@@ -291,18 +291,18 @@ struct Effects<'a> {
     reports: Vec<Report>,
 }
 
-impl ReportSink for Effects<'_> {
+impl ReportSink for EffectRecorder<'_> {
     fn report(&mut self, report: &Report) {
         self.reports.push(*report);
     }
 }
 
-impl CoreObserver for Effects<'_> {
+impl CoreObserver for EffectRecorder<'_> {
     fn on_command(&mut self, envelope: &Envelope, admission: &Admission) {
         match &envelope.command {
             Command::BindUser(c) => {
                 self.names.add_user(c.id);
-                self.note(Effect::User(c.user, c.id));
+                self.push(Effect::User(c.user, c.id));
             }
             Command::SetInstrument(c) => self.instrument(admission, c.spec.ix),
             Command::OpenSession(c) => self.session(admission, c.session),
@@ -332,14 +332,14 @@ impl CoreObserver for Effects<'_> {
             }),
             Command::New(c) => self.entered(admission, c),
             Command::Settled(_) => {
-                // From the state: with nothing left to settle they include this record.
+                // From the state: if nothing is left to settle, the positions include this record.
                 let known = admission.settlement();
-                self.note(Effect::Settled {
+                self.push(Effect::Settled {
                     posted: known.posted,
                     finalized: known.finalized,
                 });
             }
-            Command::Bust(c) => self.note(Effect::Bust(c.trade)),
+            Command::Bust(c) => self.push(Effect::Bust(c.trade)),
             Command::SetOrderBounds(c) => self.names.note_member_change(c.of),
             Command::SetMemberGroup(c) => {
                 self.names.note_member_change(BoundsOf::User(c.user));
@@ -366,39 +366,39 @@ impl CoreObserver for Effects<'_> {
         match &e.event {
             Event::Accepted(event) => {
                 let order = self.open_order(admission, event.handle);
-                self.note(Effect::Accepted(order));
+                self.push(Effect::Accepted(order));
             }
             Event::Rested(event) => {
                 let order = self.open_order(admission, event.handle);
-                self.note(Effect::Rested(order));
+                self.push(Effect::Rested(order));
             }
             Event::Rejected(event) => {
-                let (mut order, moved) = self.first(effects, admission);
+                let (mut order, moved) = self.event_order(effects, admission);
                 order.status = OrderStatus::Rejected;
-                self.note(Effect::Refused(order, moved, event.reason));
+                self.push(Effect::Refused(order, moved, event.reason));
             }
             Event::Trade(event) => self.trade(e, event, effects, admission),
             Event::Amended(event) => {
-                let (order, moved) = self.first(effects, admission);
+                let (order, moved) = self.event_order(effects, admission);
                 let effect = Effect::Amended {
                     order,
                     moved,
                     kept_priority: event.kept_priority,
                 };
-                self.note(effect);
+                self.push(effect);
             }
             Event::Reduced(event) => {
-                let (order, moved) = self.first(effects, admission);
+                let (order, moved) = self.event_order(effects, admission);
                 let effect = Effect::Reduced {
                     order,
                     moved,
                     quantity: event.quantity,
                     reason: event.reason,
                 };
-                self.note(effect);
+                self.push(effect);
             }
             Event::Cancelled(event) => {
-                let (mut order, moved) = self.first(effects, admission);
+                let (mut order, moved) = self.event_order(effects, admission);
                 order.open = Lots::ZERO;
                 order.status = OrderStatus::Cancelled;
                 let effect = Effect::Cancelled {
@@ -407,24 +407,24 @@ impl CoreObserver for Effects<'_> {
                     quantity: event.quantity,
                     reason: event.reason,
                 };
-                self.note(effect);
+                self.push(effect);
             }
             Event::PhaseChanged(_) => self.instrument(admission, e.instrument),
-            Event::AmendRejected(event) => self.note(Effect::ChangeRefused(event.reason)),
-            Event::CancelRejected(event) => self.note(Effect::ChangeRefused(event.reason)),
+            Event::AmendRejected(event) => self.push(Effect::ChangeRefused(event.reason)),
+            Event::CancelRejected(event) => self.push(Effect::ChangeRefused(event.reason)),
         }
     }
 }
 
-impl Effects<'_> {
-    fn note(&mut self, effect: Effect) {
+impl EffectRecorder<'_> {
+    fn push(&mut self, effect: Effect) {
         self.effects.push(effect);
     }
 
     fn instrument(&mut self, admission: &Admission, ix: InstrumentIx) {
         let spec = admission.spec(ix).expect("instrument was just set");
         self.names.set_instrument(*spec);
-        self.note(Effect::Instrument(*spec));
+        self.push(Effect::Instrument(*spec));
     }
 
     fn session(&mut self, admission: &Admission, session: SessionIx) {
@@ -433,7 +433,7 @@ impl Effects<'_> {
         }
         self.tables.sessions[session.index()].changed_ns = self.cause.time_ns;
         let session = self.tables.session(admission, session);
-        self.note(Effect::Session(session.expect("session was just stored")));
+        self.push(Effect::Session(session.expect("session was just stored")));
     }
 
     fn hold(
@@ -444,7 +444,7 @@ impl Effects<'_> {
     ) {
         change(&mut self.tables.holds[hold.index()], &self.cause);
         let hold = self.tables.hold(admission, hold);
-        self.note(Effect::Hold(hold.expect("hold is known")));
+        self.push(Effect::Hold(hold.expect("hold is known")));
     }
 
     fn entered(&mut self, admission: &Admission, c: &types::command::New) {
@@ -461,7 +461,7 @@ impl Effects<'_> {
         details.orders += 1;
         details.used_ns = cause.time_ns;
         let order = self.open_order(admission, c.handle);
-        self.note(Effect::Entered(order));
+        self.push(Effect::Entered(order));
     }
 
     fn trade(
@@ -471,7 +471,7 @@ impl Effects<'_> {
         effects: &admission::Effects,
         admission: &Admission,
     ) {
-        let (maker, maker_moved) = self.first(effects, admission);
+        let (maker, maker_moved) = self.event_order(effects, admission);
         let taker = effects.taker.as_ref().expect("trade without a taker");
         let (taker, taker_moved) = self.moved(taker, admission);
         let (buy, sell) = match taker.side {
@@ -492,11 +492,15 @@ impl Effects<'_> {
             maker_moved,
             taker_moved,
         };
-        self.note(Effect::Traded(Box::new(trade)));
+        self.push(Effect::Traded(Box::new(trade)));
     }
 
     /// The order that an event names, as it is after the event, and the movements of its money.
-    fn first(&mut self, effects: &admission::Effects, admission: &Admission) -> (Order, Moved) {
+    fn event_order(
+        &mut self,
+        effects: &admission::Effects,
+        admission: &Admission,
+    ) -> (Order, Moved) {
         let effect = effects.order.as_ref();
         self.moved(effect.expect("event names no open order"), admission)
     }

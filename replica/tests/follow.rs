@@ -1,4 +1,4 @@
-//! Every follower of the replica gets the same: from memory, from files, from any record on.
+//! Followers get equal records from memory and from files, after any record.
 //!
 //! No follower can make the replica wait.
 
@@ -140,10 +140,10 @@ async fn settle(desk: &Desk, user: UserIx, last: Sequence) -> Sequence {
     let mut sequence = None;
     for command in commands {
         sequence = desk.port.settlement(command).await.expect("journalled");
-        let again = desk.port.settlement(command).await;
+        let repeated = desk.port.settlement(command).await;
         assert!(
-            sequence.is_some() && again == Ok(None),
-            "{command:?} twice: {again:?}"
+            sequence.is_some() && repeated == Ok(None),
+            "{command:?} twice: {repeated:?}"
         );
     }
     sequence.expect("four commands")
@@ -202,7 +202,7 @@ async fn r180_followers_read_equal_records_from_every_source() {
     assert!(has(|e| matches!(e, Effect::Cancelled { .. })));
     assert!(has(|e| matches!(e, Effect::Settled { .. })) && has(|e| matches!(e, Effect::Bust(_))));
     let hash = handle.port().inspect(|core| core.state_hash()).await;
-    let hash = hash.expect("looked");
+    let hash = hash.expect("inspected");
     replica.wait(last).await.expect("follows");
     assert_eq!(replica.read(|state| state.core().state_hash()), hash);
 
@@ -230,12 +230,12 @@ async fn r180_followers_read_equal_records_from_every_source() {
     ] {
         let at = (after.get() - begun.get()) as usize;
         let wanted = replica.follow_from("from", after, |state| state.sequence());
-        let (stood, mut follower) = wanted.await.expect("opened");
-        assert_eq!(stood, after);
+        let (begun_at, mut follower) = wanted.await.expect("opened");
+        assert_eq!(begun_at, after);
         assert_eq!(read_to(&mut follower, last).await, followed[at..]);
-        let mut behind = replica.follow_detached("behind", after);
-        assert_eq!(read_to(&mut behind, last).await, followed[at..]);
-        followers.extend([follower, behind]);
+        let mut detached = replica.follow_detached("detached", after);
+        assert_eq!(read_to(&mut detached, last).await, followed[at..]);
+        followers.extend([follower, detached]);
     }
     // All of them continue with new records.
     let next = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
@@ -253,10 +253,10 @@ async fn r180_followers_read_equal_records_from_every_source() {
     handle.stop();
 }
 
-/// A gating follower gets a catch-up permit, however many other followers want one.
-async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequence) {
+/// A gating follower gets a catch-up permit while other followers wait for one.
+async fn gating_follower_gets_a_permit(replica: &Replica, from: Sequence) {
     let is_named = |name| replica.troubles().borrow().contains_key(name);
-    // It keeps its permit while it does not ask for more.
+    // The first follower keeps its permit while it reads nothing.
     let mut first = replica.follow_detached("first", from);
     in_time("a permit", first.next()).await.expect("read");
     let mut second = replica.follow_detached("second", from);
@@ -273,7 +273,7 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
     let gating = replica.follow_from("gating", from, |state| state.sequence());
     let begun = tokio::time::timeout(HANG, gating).await.expect("in time");
     assert_eq!(begun.expect("opened").0, from);
-    first.release_place();
+    first.release_permit();
     let read = tokio::time::timeout(HANG, second.next())
         .await
         .expect("in time");
@@ -287,7 +287,7 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
     assert_eq!(more.expect("read").first(), after.next());
 }
 
-// The hostile reader: it gets a queue, and then files.
+// A follower that does not read has a full queue and later reads from files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     let dir = tempfile::tempdir().expect("folder");
@@ -298,7 +298,7 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     let mut slow = attached(&replica, "slow").await;
     let mut quick = attached(&replica, "quick").await;
     let begun = slow.position();
-    // Far more than queue and window hold.
+    // Far more records than queue and window have capacity for.
     let mut last = Sequence::ZERO;
     for _ in 0..40_000 {
         let order = Request::New(desk.order(0, Side::Buy, 9_000, 1));
@@ -317,7 +317,7 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
         let batch = in_time("a batch from the files", slow.next()).await;
         all.extend_from_slice(&batch.expect("follows"));
     }
-    // Otherwise the window could move on while the batch is processed.
+    // Attached before its last batch from the files was returned: the window could move on later.
     let attached = slow.try_next();
     all.extend_from_slice(&attached.expect("attached with its last batch from the files"));
     all.extend(read_to(&mut slow, last).await);
@@ -326,7 +326,7 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
         .windows(2)
         .all(|pair| pair[0].sequence().next() == pair[1].sequence());
     assert!(gapless && all[0].sequence() == begun.next());
-    the_market_does_not_wait_behind_others(&replica, begun).await;
+    gating_follower_gets_a_permit(&replica, begun).await;
     drop(live);
     handle.stop();
 }
@@ -368,7 +368,7 @@ async fn an_open_order_is_found_by_its_public_id() {
     let (order, updated_ns) = find().await.expect("fresh").expect("is open");
     assert_eq!((order.open, updated_ns), (Lots(3), Some(sold.time_ns)));
 
-    let checkpoint = replica.read(State::take).encode().expect("encodes");
+    let checkpoint = replica.read(State::checkpoint).encode().expect("encodes");
     let restored = replica::restore(node(), sequencer::limits(), &checkpoint).expect("restores");
     assert_eq!(restored.open_order(id), Some((order, None)));
     let trade = trade_uuid(sold.time_ns, node(), sold.sequence, 0);
@@ -396,7 +396,7 @@ async fn an_open_order_is_found_by_its_public_id() {
 
 /// Defect of the journal that the replica reads.
 #[derive(Clone, Copy, PartialEq)]
-enum Wrong {
+enum Defect {
     /// An event is missing; all checksums match.
     Event,
     /// A byte of a record is wrong.
@@ -405,25 +405,25 @@ enum Wrong {
     User,
 }
 
-// Of two cores that differ at least one is wrong: publishing ends, and new orders are refused.
+// One of two cores that differ is wrong: publishing ends, and new orders are refused.
 #[tokio::test]
 async fn a_journal_that_differs_ends_the_replica_and_closes_admission() {
-    ends_and_closes(Wrong::Event, "other events").await;
+    ends_and_closes(Defect::Event, "other events").await;
 }
 
 // Otherwise the market would continue without reports, history and blocks.
 #[tokio::test]
 async fn an_unreadable_journal_ends_the_replica_and_closes_admission() {
-    ends_and_closes(Wrong::Byte, "").await;
+    ends_and_closes(Defect::Byte, "").await;
 }
 
 // A bug in the replica must not leave a market without reports, or followers that wait for ever.
 #[tokio::test]
 async fn a_panic_ends_the_replica_and_closes_admission() {
-    ends_and_closes(Wrong::User, "index out of bounds").await;
+    ends_and_closes(Defect::User, "index out of bounds").await;
 }
 
-async fn ends_and_closes(wrong: Wrong, text: &str) {
+async fn ends_and_closes(defect: Defect, text: &str) {
     let (dir, other) = (
         tempfile::tempdir().expect("folder"),
         tempfile::tempdir().expect("folder"),
@@ -441,10 +441,10 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
     let mut reader = handle.reader(Sequence::ZERO);
     let records = std::iter::from_fn(|| reader.try_next().expect("read"));
     let mut records: Vec<Record> = records.collect();
-    if wrong == Wrong::Event {
+    if defect == Defect::Event {
         records.last_mut().expect("records").events.pop();
     }
-    if wrong == Wrong::User
+    if defect == Defect::User
         && let Command::New(new) = &mut records.last_mut().expect("records").command.command
     {
         new.user = UserIx(1_000_000);
@@ -466,7 +466,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
         .wait(records.len() as u64)
         .await
         .expect("durable");
-    if wrong == Wrong::Byte {
+    if defect == Defect::Byte {
         let segment = other.path().join("0000000001.log");
         let mut bytes = std::fs::read(&segment).expect("read");
         // In the first record, after the first mark.

@@ -25,8 +25,8 @@ pub struct CoreImage {
     state_hash: u64,
     admission: AdmissionImage,
     books: Vec<BookImage>,
-    /// The replica's own tables, in a format that it alone reads.
-    beside: Vec<u8>,
+    /// The replica's own tables, in a format that only the replica reads.
+    replica_tables: Vec<u8>,
 }
 
 /// Raise it with every change of the image: a data folder has checkpoints of one version alone.
@@ -51,7 +51,7 @@ impl Core {
     /// Image of the core, without the replica's tables.
     pub fn image(&self) -> CoreImage {
         CoreImage {
-            beside: Vec::new(),
+            replica_tables: Vec::new(),
             version: VERSION,
             trades: self.trades(),
             state_hash: self.state_hash(),
@@ -126,8 +126,11 @@ impl CoreImage {
 
     /// Adds the replica's own tables.
     #[must_use]
-    pub fn with_beside(self, beside: Vec<u8>) -> Self {
-        Self { beside, ..self }
+    pub fn with_replica_tables(self, replica_tables: Vec<u8>) -> Self {
+        Self {
+            replica_tables,
+            ..self
+        }
     }
 
     /// A session as admission has it.
@@ -136,8 +139,8 @@ impl CoreImage {
     }
 
     /// The replica's own tables.
-    pub fn beside(&self) -> &[u8] {
-        &self.beside
+    pub fn replica_tables(&self) -> &[u8] {
+        &self.replica_tables
     }
 }
 

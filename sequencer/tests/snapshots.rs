@@ -160,7 +160,7 @@ async fn a_bad_snapshot_is_skipped_for_the_one_before_it() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
     std::fs::write(&newest, bytes).expect("written");
-    let keep_all = Snapshots::new(&folder).keep(9);
+    let keep_all = Snapshots::new(&folder).with_kept(9);
     keep_all
         .write(found[1], &[0x5a; 4_096])
         .expect("a snapshot of nonsense");
@@ -251,7 +251,7 @@ async fn a_journal_whose_beginning_is_gone_starts_from_its_snapshots() {
     // Without a snapshot the rest is not enough, and the error states it.
     std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
     let error = replay(dir.path(), None).err().expect("records are missing");
-    assert!(error.to_string().contains("removed"), "{error}");
+    assert!(error.to_string().contains("truncated"), "{error}");
 }
 
 #[tokio::test]

@@ -117,7 +117,7 @@ impl Feed {
             };
             let batches = gather(first, &mut follower).await;
             // A follower that waits must not occupy one of the places for catching up.
-            let rest = || follower.release_place();
+            let rest = || follower.release_permit();
             let handing_over = self.hand_over(&names, &batches, health, shutdown, rest);
             handing_over.await?;
             let is_due = self.save_at.is_some_and(|at| at <= Instant::now());

@@ -89,7 +89,7 @@ impl Projection {
             let batches: Arc<[Batch]> = batches.into();
             let mut retry = Retry::new(PART, &health, &shutdown);
             while let Err(error) = writer.write(batches.clone()).await {
-                follower.release_place();
+                follower.release_permit();
                 retry.wait(error).await?;
             }
         }
