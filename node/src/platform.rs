@@ -597,7 +597,7 @@ async fn start_sequencer(
         let mut sequencer = SequencerHandle::start(settings, backlog)?;
         let replica = LiveReplica::start(node, sequencer.replica_parts(), checkpoints)?;
         if let Some(retention) = retention {
-            sequencer.keep_log(retention)?;
+            sequencer.start_retention(retention)?;
         }
         anyhow::Ok((sequencer, replica))
     };

@@ -231,7 +231,7 @@ impl LiveReplica {
         shared.backlog.sessions_at(from);
         let keeper = checkpoints.map(|config| {
             shared.backlog.checkpoint_at(from);
-            CheckpointKeeper::new("node", &parts.dir, config, from, parts.proven.clone())
+            CheckpointKeeper::new("node", &parts.dir, config, from, parts.usable.clone())
         });
         let live = Live {
             shared: shared.clone(),

@@ -30,7 +30,7 @@ pub fn snapshot(
     node: NodeId,
     until: Option<Sequence>,
 ) -> Result<Written, SnapshotError> {
-    let _own = folder.own()?;
+    let _lock = folder.lock()?;
     let limits = sequencer::limits();
     let last = until.unwrap_or(Sequence(u64::MAX));
     // From the first record, if it exists, so that every event is compared.

@@ -1,11 +1,14 @@
 //! Lag of the journal's consumers, and the backpressure it causes (`design.md` 6). A disk that is
 //! nearly full closes the market in the same way.
 //!
-//! Settlement, the sessions' instruments and the checkpoints gate the market: each has a bound.
-//! Past half of it there is a warning, past three quarters new orders are throttled, past the bound
-//! they are refused, and so are amends that improve a price or add quantity. Requests that reduce
-//! risk still pass. The market reopens at half of the bound. Other consumers delay the journal's
-//! truncation, never the market.
+//! Settlement, the sessions' instruments and the checkpoints gate the market. Each has a bound:
+//!
+//! - Above half of it the market warns.
+//! - Above three quarters it throttles new orders.
+//! - Above the bound it refuses them, and amends that improve a price or add quantity.
+//!
+//! Requests that reduce risk always pass. The market reopens at half of the bound. Other consumers
+//! delay the journal's truncation, never the market.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,13 +68,13 @@ impl Default for Bounds {
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
-    /// Last record that settlement has applied, and how many of its own later records it has not
-    /// read.
+    /// Last record that settlement has applied.
     settlement: AtomicU64,
+    /// Number of settlement's own later records that it has not read.
     settlement_own: AtomicU64,
-    /// Last record that the replica has applied, from which sessions read, and that of the newest
-    /// checkpoint.
+    /// Last record that the replica has applied; the sessions read from it.
     sessions: AtomicU64,
+    /// Last record of the newest checkpoint.
     checkpoint: AtomicU64,
     sessions_stalled: AtomicBool,
     bounds: Bounds,
@@ -84,7 +87,7 @@ impl Backlog {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             pending_trades: AtomicU64::new(0),
-            // No consumer is attached yet.
+            // No lag before a consumer reports its position.
             settlement: AtomicU64::new(u64::MAX),
             settlement_own: AtomicU64::new(0),
             sessions: AtomicU64::new(u64::MAX),
@@ -97,7 +100,8 @@ impl Backlog {
         }
     }
 
-    /// Settlement has applied every record through `sequence`; `own_unread` later ones are its own.
+    /// Sets settlement's position, and the number of its own later records that it has not read.
+    ///
     /// Until the next call its lag grows with the journal.
     pub fn settlement_has(&self, sequence: Sequence, own_unread: u64) {
         self.settlement.store(sequence.get(), Ordering::Relaxed);
@@ -109,7 +113,8 @@ impl Backlog {
         self.settlement_failed.store(failed, Ordering::Relaxed);
     }
 
-    /// Records up to `sequence` that settlement has not applied, without its own.
+    /// Records up to `sequence` that settlement has not applied, without its own; `u64::MAX` after
+    /// settlement has failed.
     #[inline]
     pub fn settlement_lag(&self, sequence: Sequence) -> u64 {
         if self.settlement_failed.load(Ordering::Relaxed) {
@@ -121,8 +126,9 @@ impl Backlog {
         lag.saturating_sub(self.settlement_own.load(Ordering::Relaxed))
     }
 
-    /// Sets the replica's position, up to which sessions read older messages and instruments. New
-    /// messages come from the hot thread itself.
+    /// Sets the replica's position, up to which sessions read instruments and older messages.
+    ///
+    /// New messages come from the hot thread.
     pub fn sessions_at(&self, sequence: Sequence) {
         self.sessions.store(sequence.get(), Ordering::Relaxed);
     }
@@ -138,8 +144,8 @@ impl Backlog {
         self.checkpoint.store(sequence.get(), Ordering::Relaxed);
     }
 
-    /// Refuses new orders until the next start, whatever the lags: reports and settlement read a
-    /// state that cannot be trusted.
+    /// Refuses new orders until the next start: reports and settlement read a state that cannot be
+    /// trusted.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
@@ -157,14 +163,14 @@ impl Backlog {
     #[inline]
     fn lags(&self, sequence: Sequence) -> [(u64, u64); GATES.len()] {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let behind = |of: &AtomicU64| sequence.get().saturating_sub(load(of));
+        let lag = |of: &AtomicU64| sequence.get().saturating_sub(load(of));
         let (bounds, is_closed) = (&self.bounds, self.is_closed.load(Ordering::Relaxed));
         let is_stalled = self.sessions_stalled.load(Ordering::Relaxed);
         [
             (load(&self.pending_trades), bounds.trades),
             (self.settlement_lag(sequence), bounds.settlement),
-            (behind(&self.sessions), bounds.sessions),
-            (behind(&self.checkpoint), bounds.checkpoint),
+            (lag(&self.sessions), bounds.sessions),
+            (lag(&self.checkpoint), bounds.checkpoint),
             (u64::from(is_stalled), 0),
             (u64::from(is_closed), 0),
             (u64::from(self.is_disk_low()), 0),
@@ -172,7 +178,7 @@ impl Backlog {
     }
 }
 
-/// What each lag restricts the intake for, in the order of [`Backlog::lags`].
+/// Cause that each lag of [`Backlog::lags`] belongs to.
 const GATES: [IntakeCause; 7] = [
     IntakeCause::Settlement,
     IntakeCause::Settlement,
@@ -196,7 +202,7 @@ pub enum IntakeCause {
     Settlement = 0,
     Sessions = 1,
     Checkpoint = 2,
-    /// It has ended: new orders are refused until the next start.
+    /// The replica has ended: new orders are refused until the next start.
     Replica = 3,
     Disk = 4,
 }
@@ -227,7 +233,7 @@ impl IntakeCause {
 pub enum Stage {
     #[default]
     Open,
-    /// Not restricted; an operator should look.
+    /// Not restricted: a warning for operators.
     Warning(IntakeCause),
     /// One new order per millisecond.
     Throttled(IntakeCause),
@@ -245,23 +251,23 @@ impl Stage {
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::Open => 0,
-            Self::Warning(who) => IntakeCause::COUNT + who as u64,
-            Self::Throttled(who) => 2 * IntakeCause::COUNT + who as u64,
-            Self::Closed(who) => 3 * IntakeCause::COUNT + who as u64,
+            Self::Warning(cause) => IntakeCause::COUNT + cause as u64,
+            Self::Throttled(cause) => 2 * IntakeCause::COUNT + cause as u64,
+            Self::Closed(cause) => 3 * IntakeCause::COUNT + cause as u64,
         }
     }
 
     pub(crate) fn of_code(code: u64) -> Self {
-        let (level, who) = (code / IntakeCause::COUNT, code % IntakeCause::COUNT);
-        Self::of(level as u8, IntakeCause::ALL[who as usize])
+        let (level, cause) = (code / IntakeCause::COUNT, code % IntakeCause::COUNT);
+        Self::of(level as u8, IntakeCause::ALL[cause as usize])
     }
 
-    fn of(level: u8, who: IntakeCause) -> Self {
+    fn of(level: u8, cause: IntakeCause) -> Self {
         match level {
             0 => Self::Open,
-            1 => Self::Warning(who),
-            2 => Self::Throttled(who),
-            _ => Self::Closed(who),
+            1 => Self::Warning(cause),
+            2 => Self::Throttled(cause),
+            _ => Self::Closed(cause),
         }
     }
 
@@ -269,7 +275,7 @@ impl Stage {
     pub fn reason(self) -> Option<RejectReason> {
         match self {
             Self::Open | Self::Warning(_) => None,
-            Self::Throttled(who) | Self::Closed(who) => Some(who.reason()),
+            Self::Throttled(cause) | Self::Closed(cause) => Some(cause.reason()),
         }
     }
 }
@@ -278,9 +284,9 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Open => f.write_str("open"),
-            Self::Warning(who) => write!(f, "{}: past half of the bound", who.reason()),
-            Self::Throttled(who) => write!(f, "{}: new orders are throttled", who.reason()),
-            Self::Closed(who) => write!(f, "{}: new orders are refused", who.reason()),
+            Self::Warning(cause) => write!(f, "{}: past half of the bound", cause.reason()),
+            Self::Throttled(cause) => write!(f, "{}: new orders are throttled", cause.reason()),
+            Self::Closed(cause) => write!(f, "{}: new orders are refused", cause.reason()),
         }
     }
 }
@@ -298,17 +304,17 @@ pub(crate) struct Intake {
 impl Intake {
     /// Updates the stage from the lags at `sequence`; true when it has changed.
     #[inline]
-    pub fn look(&mut self, backlog: &Backlog, sequence: Sequence) -> bool {
+    pub fn update(&mut self, backlog: &Backlog, sequence: Sequence) -> bool {
         let lags = backlog.lags(sequence);
         let is_quiet = lags.iter().all(|(lag, bound)| *lag <= bound / 2);
         if is_quiet && self.stage == Stage::Open {
             return false;
         }
-        self.judge(lags)
+        self.update_levels(lags)
     }
 
     #[cold]
-    fn judge(&mut self, lags: [(u64, u64); GATES.len()]) -> bool {
+    fn update_levels(&mut self, lags: [(u64, u64); GATES.len()]) -> bool {
         for (level, (lag, bound)) in self.levels.iter_mut().zip(lags) {
             *level = match lag {
                 lag if lag <= bound / 2 => 0,
@@ -328,7 +334,7 @@ impl Intake {
         self.stage
     }
 
-    /// Why a new order is refused at `now_ns`, if it is.
+    /// Reason for refusing a new order at `now_ns`; `None` if it passes.
     #[inline]
     pub fn refuses(&self, now_ns: u64) -> Option<RejectReason> {
         match self.stage {
@@ -343,12 +349,12 @@ impl Intake {
         matches!(self.stage, Stage::Closed(_))
     }
 
-    /// The clock was set: drops a pause that was based on the old one.
+    /// Ends a pause that was based on the clock before it was set.
     pub fn clock_was_set(&mut self) {
         self.next_new_ns = 0;
     }
 
-    /// Starts the pause after a new order, or an amend, which may add as much.
+    /// Starts the pause after a new order or an amend.
     #[inline]
     pub fn entered(&mut self, now_ns: u64) {
         self.next_new_ns = now_ns + THROTTLE_GAP_NS;
@@ -372,7 +378,7 @@ mod tests {
         let (backlog, mut intake) = (backlog(), Intake::default());
         let mut stage = |trades: &u64| {
             backlog.pending_trades.store(*trades, Ordering::Relaxed);
-            intake.look(&backlog, Sequence(5));
+            intake.update(&backlog, Sequence(5));
             intake.stage()
         };
         trades.iter().map(&mut stage).collect()
@@ -406,16 +412,16 @@ mod tests {
     fn the_largest_lag_is_named() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         assert!(
-            !intake.look(&backlog, Sequence(9_999)),
+            !intake.update(&backlog, Sequence(9_999)),
             "no consumer is attached"
         );
         backlog.sessions_at(Sequence(4_000));
         backlog.checkpoint_at(Sequence(3_200));
         backlog.settlement_has(Sequence(3_390), 10);
-        assert!(intake.look(&backlog, Sequence(4_000)));
+        assert!(intake.update(&backlog, Sequence(4_000)));
         assert_eq!(intake.stage(), Stage::Throttled(IntakeCause::Checkpoint));
         backlog.settlement_has(Sequence(4_401), 0);
-        intake.look(&backlog, Sequence(5_001));
+        intake.update(&backlog, Sequence(5_001));
         assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
         backlog.sessions_at(Sequence(5_001));
@@ -425,11 +431,11 @@ mod tests {
             (false, Stage::Warning(IntakeCause::Settlement)),
         ] {
             backlog.sessions_stalled(is_stalled);
-            intake.look(&backlog, Sequence(5_001));
+            intake.update(&backlog, Sequence(5_001));
             assert_eq!(intake.stage(), stage);
         }
         backlog.close();
-        intake.look(&backlog, Sequence(1));
+        intake.update(&backlog, Sequence(1));
         assert_eq!(intake.refuses(0), Some(RejectReason::ReplicaEnded));
     }
 
@@ -438,7 +444,7 @@ mod tests {
         let (backlog, mut intake) = (backlog(), Intake::default());
         for (is_low, refused) in [(true, Some(RejectReason::DiskLow)), (false, None)] {
             backlog.set_disk_low(is_low);
-            assert!(intake.look(&backlog, Sequence(5)));
+            assert!(intake.update(&backlog, Sequence(5)));
             assert_eq!(intake.refuses(0), refused);
         }
     }
@@ -449,7 +455,7 @@ mod tests {
         backlog.sessions_at(Sequence(0));
         let mut stage = |trades, sequence| {
             backlog.pending_trades.store(trades, Ordering::Relaxed);
-            intake.look(&backlog, Sequence(sequence));
+            intake.update(&backlog, Sequence(sequence));
             intake.stage()
         };
         assert_eq!(stage(101, 550), Stage::Closed(IntakeCause::Settlement));
@@ -462,23 +468,23 @@ mod tests {
     fn stalled_settlement_closes_the_market_as_the_journal_grows() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.settlement_has(Sequence(100), 3);
-        intake.look(&backlog, Sequence(1_103));
+        intake.update(&backlog, Sequence(1_103));
         assert_eq!(intake.stage(), Stage::Throttled(IntakeCause::Settlement));
-        intake.look(&backlog, Sequence(1_104));
+        intake.update(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Settlement));
         backlog.settlement_has(Sequence(1_104), 0);
-        intake.look(&backlog, Sequence(1_104));
+        intake.update(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Open);
         backlog.settlement_failed(true);
-        intake.look(&backlog, Sequence(1_104));
+        intake.update(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Closed(IntakeCause::Settlement));
     }
 
     #[test]
-    fn a_throttled_market_takes_one_new_order_per_millisecond() {
+    fn a_throttled_market_accepts_one_new_order_per_millisecond() {
         let (backlog, mut intake) = (backlog(), Intake::default());
         backlog.pending_trades.store(90, Ordering::Relaxed);
-        intake.look(&backlog, Sequence(5));
+        intake.update(&backlog, Sequence(5));
         assert_eq!(intake.refuses(7), None);
         intake.entered(7);
         assert_eq!(intake.refuses(8), Some(RejectReason::SettlementBacklog));

@@ -1,12 +1,14 @@
 //! Checkpoints of the journal's readers: a reader's state at one record.
 //!
-//! A restart resumes at a checkpoint instead of at the first record. The bytes are the reader's;
-//! file format and folder are those of snapshots ([`journal::snapshot`]).
+//! A restart resumes at a checkpoint instead of at the first record. The reader defines the
+//! payload. File format and folder are those of snapshots ([`journal::snapshot`]).
 //!
-//! Invariants: a checkpoint follows from the journal up to its record alone, so a checkpoint plus
-//! the later records equals a replay from the first record. It is written by a thread of its own,
-//! never by the hot thread. One that is damaged or does not restore is skipped for the one before
-//! it.
+//! Invariants:
+//!
+//! - A checkpoint is a function of the journal up to its record, so a checkpoint plus the later
+//!   records equals a replay from the first record.
+//! - A thread of its own writes it, never the hot thread.
+//! - A checkpoint that is damaged or does not restore is skipped, and an older one is used.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,14 +31,14 @@ const RETRY: Duration = Duration::from_secs(10);
 /// When a checkpoint is made and what is kept.
 #[derive(Clone, Debug)]
 pub struct SnapshotConfig {
-    /// Commands between two checkpoints: the most that a restart replays.
+    /// Commands between two checkpoints. A restart replays about as many at most.
     pub every_commands: u64,
-    /// Time between two checkpoints, if there was any command.
+    /// Time between two checkpoints, unless there was no command.
     pub every: Duration,
     /// Valid checkpoints kept, at least 2.
     pub kept: usize,
-    /// Consumers that may resume from their own positions: for each, the newest checkpoint at or
-    /// before its position is kept.
+    /// Consumers that resume from their own positions. For each, the newest checkpoint at or before
+    /// its position is kept.
     pub followers: Vec<Durable>,
 }
 
@@ -51,36 +53,37 @@ impl Default for SnapshotConfig {
     }
 }
 
-/// Checkpoints of one reader that a restart can use: those this process has restored or written.
-/// Other files in the folder may be of another version, or ahead of a database that was restored
+/// Checkpoints of one reader that a restart can use: those that this process restored or wrote.
+///
+/// Other files in the folder may have another version, or be ahead of a database that was restored
 /// from a backup.
 #[derive(Clone, Debug, Default)]
 pub struct UsableCheckpoints(Arc<Files>);
 
 #[derive(Debug, Default)]
 struct Files {
-    proven: Mutex<BTreeSet<u64>>,
+    usable: Mutex<BTreeSet<u64>>,
     /// Serializes the removal of checkpoints with that of segments.
     removal: Mutex<()>,
 }
 
 impl UsableCheckpoints {
     /// Marks the checkpoint at `sequence` as usable for a restart.
-    pub fn note(&self, sequence: Sequence) {
+    pub fn insert(&self, sequence: Sequence) {
         self.lock().insert(sequence.get());
     }
 
-    pub(crate) fn has(&self, sequence: u64) -> bool {
+    pub(crate) fn contains(&self, sequence: u64) -> bool {
         self.lock().contains(&sequence)
     }
 
     /// Unmarks checkpoints that were removed.
-    pub(crate) fn forget(&self, sequences: &[u64]) {
+    pub(crate) fn remove(&self, sequences: &[u64]) {
         self.lock().retain(|sequence| !sequences.contains(sequence));
     }
 
-    /// The reader's checkpoints are not removed while the guard is held.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+    /// Locks the removal of the reader's checkpoints while the guard is held.
+    pub(crate) fn lock_removal(&self) -> MutexGuard<'_, ()> {
         self.0
             .removal
             .lock()
@@ -88,7 +91,7 @@ impl UsableCheckpoints {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.0.proven.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.usable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -98,14 +101,14 @@ pub enum CheckpointError {
     #[error("checkpoints: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "a state derived from the journal is at {known}, but the journal ends at {journal}: \
-         durable records are missing; restore the journal from a backup"
+        "a store or checkpoint is at record {known}, but the journal ends at {journal}: durable \
+         records are missing; restore the journal from a backup"
     )]
     Ahead { known: Sequence, journal: Sequence },
 }
 
 impl CheckpointError {
-    /// Out of file descriptors: the call may be retried.
+    /// True when the process is out of file descriptors. The call may be retried.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Io(error) if journal::is_out_of_descriptors(error))
     }
@@ -124,8 +127,9 @@ impl Checkpoints {
         }
     }
 
-    /// The newest valid checkpoint at or before `until` that `restore` accepts. `restore` skips one
-    /// with `None`, or with a reason, which is logged as a warning.
+    /// The newest valid checkpoint at or before `until` that `restore` accepts.
+    ///
+    /// `restore` skips a checkpoint with `None`, or with an error, which is logged as a warning.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -137,7 +141,7 @@ impl Checkpoints {
         let mut until = until.get();
         while let Some(found) = self.snapshots.newest(until)? {
             let sequence = found.sequence;
-            let restored = restored(found, &mut restore).flatten();
+            let restored = try_restore(found, &mut restore).flatten();
             let (None, Some(before)) = (&restored, sequence.checked_sub(1)) else {
                 return Ok(restored);
             };
@@ -160,7 +164,7 @@ impl Checkpoints {
         for sequence in sequences {
             let found = self.snapshots.newest(sequence)?;
             let found = found.filter(|found| found.sequence == sequence);
-            if let Some(state) = found.and_then(|found| restored(found, &mut restore)) {
+            if let Some(state) = found.and_then(|found| try_restore(found, &mut restore)) {
                 return Ok(Some(state));
             }
         }
@@ -171,15 +175,15 @@ impl Checkpoints {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn end(&self) -> io::Result<Sequence> {
-        // Not `is_good`: without a free file descriptor it takes a whole file for damaged.
+    pub fn newest_sequence(&self) -> io::Result<Sequence> {
+        // Not `is_good`, which returns false for a whole file if there is no file descriptor.
         let newest = self.snapshots.newest(u64::MAX)?;
         Ok(newest.map_or(Sequence::ZERO, |found| Sequence(found.sequence)))
     }
 }
 
-/// The restored state of a file; `None`, with a warning, when `restore` refuses it.
-fn restored<T>(
+/// Restores the state of a file; `None`, with a warning, if `restore` returns an error.
+fn try_restore<T>(
     found: Snapshot,
     restore: &mut impl FnMut(Sequence, &AlignedVec) -> Result<T, String>,
 ) -> Option<T> {
@@ -204,24 +208,24 @@ pub struct CheckpointKeeper {
     reader: &'static str,
     config: SnapshotConfig,
     snapshots: Snapshots,
-    /// Sequence of the last checkpoint, and when its write began.
+    /// Sequence of the last checkpoint.
     saved: Sequence,
+    /// When the last write began.
     saved_at: Instant,
     /// When the last write failed, if it did.
     failed_at: Option<Instant>,
-    proven: UsableCheckpoints,
+    usable: UsableCheckpoints,
     writing: Option<JoinHandle<Option<Sequence>>>,
 }
 
 impl CheckpointKeeper {
-    /// For the reader of that name, whose last checkpoint is at `saved`. Notes what it writes in
-    /// `proven`.
+    /// `saved` is the sequence of the reader's last checkpoint. New ones are added to `usable`.
     pub fn new(
         reader: &'static str,
         dir: &Path,
         config: SnapshotConfig,
         saved: Sequence,
-        proven: UsableCheckpoints,
+        usable: UsableCheckpoints,
     ) -> Self {
         Self {
             reader,
@@ -230,7 +234,7 @@ impl CheckpointKeeper {
             saved,
             saved_at: Instant::now(),
             failed_at: None,
-            proven,
+            usable,
             writing: None,
         }
     }
@@ -240,8 +244,10 @@ impl CheckpointKeeper {
         self.saved
     }
 
-    /// True when the state at `position` should be written now; false while a write runs. A failed
-    /// write is retried after ten seconds, or sooner where checkpoints are due more often.
+    /// True when a checkpoint at `position` is due; false while a write runs.
+    ///
+    /// A failed write is due again after ten seconds, or after [`SnapshotConfig::every`] if that is
+    /// shorter.
     pub fn is_due(&mut self, position: Sequence) -> bool {
         if self.writing.as_ref().is_some_and(|w| !w.is_finished()) {
             return false;
@@ -255,11 +261,12 @@ impl CheckpointKeeper {
             || (new > 0 && self.saved_at.elapsed() >= self.config.every)
     }
 
-    /// Writes the state at `position` on a new thread. A failure is logged, and retried when the
-    /// next checkpoint is due. `removed_through` returns the last record that was removed from the
-    /// journal; it is called when the checkpoint is durable. Of older checkpoints the newest valid
-    /// ones stay, as many as configured, and some back to where the journal begins, fewer the older
-    /// they are.
+    /// Writes the state at `position` on a new thread.
+    ///
+    /// A failure is logged and retried when the next checkpoint is due. Once the checkpoint is
+    /// durable, older ones are removed. The newest valid ones stay, as many as configured, and
+    /// others at growing distances, back to the beginning of the journal. `removed_through` returns
+    /// the last record that was removed from the journal.
     pub fn write(
         &mut self,
         position: Sequence,
@@ -269,30 +276,30 @@ impl CheckpointKeeper {
         self.finish();
         self.saved_at = Instant::now();
         let (reader, snapshots) = (self.reader, self.snapshots.clone());
-        let proven = self.proven.clone();
+        let usable = self.usable.clone();
         let followers = self.config.followers.clone();
         let started = std::thread::Builder::new()
             .name("checkpoint".to_owned())
             .spawn(move || {
                 priority::lower(priority::WRITING_CHECKPOINTS);
-                let written = write(reader, &snapshots, &proven, position, encode);
+                let written = write(reader, &snapshots, &usable, position, encode);
                 if written.is_some() {
                     let needed: Vec<u64> = followers.iter().map(Durable::through).collect();
                     let first = removed_through();
-                    thin(reader, &snapshots, &proven, position, first, &needed);
+                    thin(reader, &snapshots, &usable, position, first, &needed);
                 }
                 written
             });
         match started {
             Ok(writing) => self.writing = Some(writing),
             Err(error) => {
-                tracing::error!(%error, reader, "checkpoint not written: no thread; retried later");
+                tracing::error!(%error, reader, "cannot start a thread to write the checkpoint; retried later");
                 self.failed_at = Some(Instant::now());
             }
         }
     }
 
-    /// Waits for a write that is running.
+    /// Waits for the running write, if there is one.
     fn finish(&mut self) {
         if let Some(writing) = self.writing.take() {
             let written = writing.join().unwrap_or_else(|_| {
@@ -311,11 +318,11 @@ impl Drop for CheckpointKeeper {
     }
 }
 
-/// Returns the position once the checkpoint is durable.
+/// Writes a checkpoint. Returns its position once it is durable, `None` after a failure.
 fn write(
     reader: &'static str,
     snapshots: &Snapshots,
-    proven: &UsableCheckpoints,
+    usable: &UsableCheckpoints,
     position: Sequence,
     encode: impl FnOnce() -> Result<AlignedVec, RkyvError>,
 ) -> Option<Sequence> {
@@ -334,7 +341,7 @@ fn write(
             return None;
         }
     };
-    proven.note(position);
+    usable.insert(position);
     metrics::counter!("checkpoints_total", "reader" => reader).increment(1);
     metrics::gauge!("checkpoint_sequence", "reader" => reader).set(position.get() as f64);
     tracing::info!(
@@ -347,21 +354,21 @@ fn write(
     Some(position)
 }
 
-/// Removes older checkpoints.
+/// Removes older checkpoints; see [`Snapshots::thin`].
 fn thin(
     reader: &'static str,
     snapshots: &Snapshots,
-    proven: &UsableCheckpoints,
+    usable: &UsableCheckpoints,
     position: Sequence,
     first: io::Result<Sequence>,
     needed: &[u64],
 ) {
-    let _held = proven.hold();
-    let is_of_use = |sequence| proven.has(sequence);
+    let _held = usable.lock_removal();
+    let is_usable = |sequence| usable.contains(sequence);
     let first = first.map(Sequence::get);
-    match first.and_then(|first| snapshots.thin(position.get(), first, needed, is_of_use)) {
-        Ok(removed) => proven.forget(&removed),
-        // The new one is durable: removal is retried after the next one.
+    match first.and_then(|first| snapshots.thin(position.get(), first, needed, is_usable)) {
+        Ok(removed) => usable.remove(&removed),
+        // Retried after the next checkpoint.
         Err(error) => tracing::warn!(%error, reader, "older checkpoints could not be removed"),
     }
 }

@@ -1,5 +1,4 @@
-//! Encoder for the frequent commands and events. Its output is byte-identical to rkyv's; a test
-//! compares both.
+//! Encoder for the frequent commands and events. Its output is byte-identical to rkyv's archives.
 //!
 //! An archive is a fixed number of little-endian 8-byte words. Fields have C layout. An enum has
 //! its discriminant in the first byte, then the variant's fields at their alignment.
@@ -29,12 +28,12 @@ mod event {
     pub const CANCELLED: u64 = 8;
 }
 
-/// Receives the words of an archive in order. Trailing words that are not put are zero.
+/// Sink for the words of an archive, in order. Trailing words that are not put are zero.
 pub(crate) trait Put {
     fn put(&mut self, word: u64);
 }
 
-/// Two 32-bit fields side by side.
+/// Two 32-bit fields in one word.
 #[inline(always)]
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -58,7 +57,7 @@ fn bytes<const N: usize>(bytes: [u8; N]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Writes the key if present. It must be the last field: an absent key is trailing zeros.
+/// Writes the key if there is one. It must be the last field: an absent key is trailing zeros.
 #[inline(always)]
 fn key(key: Id128, to: &mut impl Put) {
     if !key.is_none() {

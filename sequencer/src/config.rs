@@ -6,23 +6,23 @@ use std::sync::Arc;
 use service_kit::clock;
 use types::{NodeId, Sequence};
 
-/// Nanoseconds since 1970, and whether they can be trusted. Injected, so that tests control it.
+/// Clock: nanoseconds since 1970, and whether they can be trusted. Tests inject their own.
 pub type Clock = Arc<dyn clock::Time>;
 
 /// Which thread polls the engines (`design.md` 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// The hot thread polls everything in turn: for machines with few cores.
+    /// The hot thread polls the engines: for machines with few cores.
     Fused,
-    /// One thread polls all engines.
+    /// One engine thread polls all engines.
     Shared,
-    /// One thread per engine, up to [`Config::engine_threads_max`]; each on its own core where
+    /// One thread per engine, up to [`Config::engine_threads_max`]. Each has its own core if
     /// [`Config::core`] is set.
     Pinned,
 }
 
-/// Number of cores from which engines have threads of their own.
+/// Minimum number of cores for engine threads.
 const PINNED_CORES: usize = 4;
 
 impl Layout {
@@ -38,7 +38,7 @@ impl Layout {
 
 /// Journal bytes of a command with its events, rounded up (`docs/measurements/recovery.md`).
 const COMMAND_BYTES: usize = 192;
-/// Minimum of [`Config::pending_bytes_max`]: its last eighth, which is reserved, holds a thousand
+/// Minimum of [`Config::pending_bytes_max`]. Its last eighth, a reserve, has room for a thousand
 /// cancels.
 const PENDING_BYTES_MIN: usize = 4 << 20;
 
@@ -50,35 +50,35 @@ pub struct Config {
     pub dir: PathBuf,
     /// Folder of its snapshots.
     pub snapshot_dir: PathBuf,
-    /// Last record that databases are known to have read. If the journal ends before it, the node
-    /// does not start and leaves the journal as it is.
+    /// Last record that a database is known to have read. If the journal ends before it, the node
+    /// does not start and leaves the journal unchanged.
     pub reach: Sequence,
-    /// Requests that may wait for the hot thread; one more is `BUSY`.
+    /// Maximum number of requests that wait in the queue; further ones are `BUSY`.
     pub queue_capacity: usize,
     /// Slots of an engine's command ring and of its report ring; a power of two.
     pub ring_capacity: usize,
     pub layout: Layout,
-    /// Core to pin the hot thread to; engine threads take the cores after it. `None`: not pinned.
+    /// Core of the hot thread; the engine threads have the cores after it. `None`: not pinned.
     pub core: Option<usize>,
-    /// Most threads of layout `pinned`; with more engines, they share them in turn.
+    /// Maximum number of engine threads in layout `pinned`. Further engines share them.
     pub engine_threads_max: usize,
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
-    /// With a pinned hot thread: minimum microseconds from the start of a large journal write to
-    /// the start of the next. Below three cores the journal competes with a front that spins, and
-    /// few large writes take less of its time than many small ones. 0: no delay.
+    /// Minimum microseconds from the start of a large journal write to that of the next; 0: none.
+    /// Applies if the hot thread is pinned. Below three cores the journal competes with a front
+    /// that spins, and few large writes take less of its time than many small ones.
     pub gather_us: u64,
-    /// Time between the end of a session and the cancel of its orders.
+    /// Grace period: time from the end of a session to the cancel of its orders.
     pub grace_ms: u64,
     /// Syncs the journal. Off only where data loss is acceptable.
     pub sync: bool,
     pub segment_bytes: u64,
-    /// Soft limit in bytes on what waits for the journal's disk; past it requests are `BUSY`.
-    /// In-flight commands and the batch being written may exceed it.
+    /// Soft limit of the bytes that wait for the journal's disk; above it requests are `BUSY`.
+    /// Commands in flight and the batch being written come on top.
     pub pending_bytes_max: usize,
-    /// Bytes at the journal's end that are kept in memory for its readers.
+    /// Bytes of the last journal batches kept in memory for readers.
     pub recent_bytes: usize,
-    /// Default: the clock that all services of the process share.
+    /// By default the clock that all services of the process share.
     pub clock: Clock,
 }
 
@@ -88,7 +88,7 @@ impl Config {
         (orders as usize * COMMAND_BYTES).max(PENDING_BYTES_MIN)
     }
 
-    /// Most engine threads beside the hot thread.
+    /// Maximum number of engine threads besides the hot thread.
     pub(crate) fn engine_threads(&self) -> usize {
         match self.layout {
             Layout::Fused => 0,

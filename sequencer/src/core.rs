@@ -1,11 +1,11 @@
 //! Admission and books as one state machine: sequenced commands in, events out.
 //!
-//! No clock, no disk, no thread: the same commands produce the same state and the same events
-//! wherever they run (R180).
+//! It has no clock, disk or thread: the same commands produce the same state and the same events
+//! everywhere (R180).
 //!
-//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the
-//! books to its engines and applies what they report. The fold does not depend on how the reports
-//! of different instruments interleave, so both paths end in the same state.
+//! Recovery and replay call [`Core::apply`]. The hot thread has admission here, lends the books to
+//! its engines and applies their reports. The result does not depend on the interleaving of reports
+//! of different instruments, so both paths end in the same state.
 
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
@@ -17,7 +17,7 @@ use types::{
 /// The state of an engine node.
 pub struct Core {
     admission: Admission,
-    /// By instrument index. `None` while an engine has it; all are here whenever a `&Core` is lent.
+    /// By instrument index. `None` while an engine has the book. An inspection sees all of them.
     books: Vec<Option<Box<Book>>>,
     outbox: Outbox,
     sequence: Sequence,
@@ -25,15 +25,16 @@ pub struct Core {
     trades: u64,
 }
 
-/// Observer of a command and its events, called right after each is applied to admission, and of
-/// the numbered messages that follow from it.
+/// Observer of a command, its events and the numbered messages that they cause.
+///
+/// Called right after the command and after each event is applied to admission.
 pub trait CoreObserver: ReportSink {
     fn on_command(&mut self, envelope: &Envelope, admission: &Admission);
 
     fn on_event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
 }
 
-/// No observer: nothing is copied.
+/// Type of an absent observer.
 enum NoSink {}
 
 impl ReportSink for NoSink {
@@ -63,8 +64,8 @@ impl EventSink for Outbox {
     }
 }
 
-/// Capacity of each book for every order that admission allows: none reallocates while it trades.
-/// Untouched memory costs address space alone.
+/// Capacity of each book for all orders that admission allows, so that no book reallocates while it
+/// trades. Untouched memory costs only address space.
 pub(crate) fn book_config(orders_max: u32) -> BookConfig {
     BookConfig {
         orders: orders_max,
@@ -84,7 +85,7 @@ impl Core {
         }
     }
 
-    /// A core made of its parts, all at one sequence; best prices come from the books.
+    /// A core of restored parts, all at one sequence. Best prices come from the books.
     pub(crate) fn from_parts(admission: Admission, books: Vec<Book>, trades: u64) -> Self {
         let mut core = Self {
             sequence: admission.sequence(),
@@ -101,13 +102,14 @@ impl Core {
         core
     }
 
-    /// Sets why new orders are refused at the moment, if they are; an input of admission's checks,
-    /// not part of the state.
+    /// Sets the reason for refusing new orders at the moment; `None` accepts them.
+    ///
+    /// It is an input of admission's checks, not part of the state.
     pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
         self.admission.refuse_orders(reason);
     }
 
-    /// Applies a sequenced command and returns its events, by instrument, then in order.
+    /// Applies a sequenced command. Returns its events, ordered by instrument.
     pub fn apply(&mut self, envelope: &Envelope) -> &[EventEnvelope] {
         self.run(envelope, None::<&mut NoSink>)
     }
@@ -129,7 +131,7 @@ impl Core {
     ) -> &[EventEnvelope] {
         self.outbox.events.clear();
         self.outbox.quotes.clear();
-        // Before admission applies the command: a slice begins where the last one stopped.
+        // Before admission applies the command: the list depends on where the last slice ended.
         let listed = match envelope.command.route() {
             Route::Listed => self.listed(&envelope.command),
             _ => Vec::new(),
@@ -198,8 +200,9 @@ impl Core {
         }
     }
 
-    /// Applies a command to sequence, time and admission. The first command of an instrument
-    /// returns its new book, which must apply the command too.
+    /// Applies a command to sequence, time and admission.
+    ///
+    /// Returns the new book of an instrument's first command. The book must apply the command too.
     pub(crate) fn begin(&mut self, envelope: &Envelope) -> Option<Box<Book>> {
         assert_eq!(
             envelope.sequence,
@@ -222,14 +225,14 @@ impl Core {
         }
     }
 
-    /// Numbers the message of a command itself, before those of its events and after those of every
-    /// command before it.
+    /// Numbers the message of the command itself. Called before its events are applied, and after
+    /// the messages of all earlier commands.
     #[inline]
     pub(crate) fn report(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
         self.admission.report_command(cause, command, to);
     }
 
-    /// Numbers the message that ends a command, after those of its events.
+    /// Numbers the message that ends a command. Called after its events are applied.
     #[inline]
     pub(crate) fn end(
         &mut self,
@@ -241,7 +244,7 @@ impl Core {
         self.admission.report_end(cause, command, events, to);
     }
 
-    /// Applies to admission an event that an engine has reported.
+    /// Applies an event that an engine has reported to admission.
     #[inline]
     pub(crate) fn event(&mut self, event: &EventEnvelope, cause: &Cause, to: &mut impl ReportSink) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
@@ -252,7 +255,8 @@ impl Core {
         self.admission.set_quote(instrument, quote);
     }
 
-    /// Slots of the books: the hot thread takes them for its engines and puts them back to inspect.
+    /// Slots of the books. The hot thread lends the books to engines, and returns them for an
+    /// inspection.
     pub(crate) fn places(&mut self) -> &mut Vec<Option<Box<Book>>> {
         &mut self.books
     }
@@ -289,7 +293,7 @@ impl Core {
         self.trades
     }
 
-    /// Hash of everything that the journal determines.
+    /// Hash of all state that the journal determines.
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHash::new();
         hash.word(self.sequence.get());

@@ -1,7 +1,7 @@
-//! Engine threads: the threads that poll the engines.
+//! The threads that poll the engines.
 //!
-//! The hot thread polls them itself (`fused`), one thread polls all (`shared`), or each has its own
-//! as long as there are cores (`pinned`).
+//! The hot thread polls them itself (`fused`), one engine thread polls all (`shared`), or there are
+//! several engine threads (`pinned`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,11 +22,11 @@ pub(crate) struct EnginePool {
     threads: Vec<EngineThread>,
     threads_max: usize,
     /// Number of engines assigned to threads.
-    given: usize,
+    assigned: usize,
     /// Core of the first engine thread, if threads are pinned.
     core_first: Option<usize>,
     spin: Duration,
-    /// An engine thread panicked: its books are lost.
+    /// True when an engine thread has panicked: its books are lost.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -39,7 +39,7 @@ struct EngineThread {
 #[derive(Default)]
 struct Shared {
     parker: Parker,
-    /// Engines that the thread has yet to take.
+    /// Engines that the thread has not taken over yet.
     arriving: Mutex<Vec<Engine>>,
     has_arriving: AtomicBool,
     is_stopping: AtomicBool,
@@ -51,14 +51,14 @@ impl EnginePool {
             own: Vec::new(),
             threads: Vec::new(),
             threads_max: config.engine_threads(),
-            given: 0,
+            assigned: 0,
             core_first: config.core.map(|core| core + 1),
             spin: Duration::from_micros(config.spin_us),
             is_broken: Arc::default(),
         }
     }
 
-    /// Adds an engine. EngineRing `n` belongs to the `n`th engine added.
+    /// Adds an engine. Engines are numbered in this order, as their rings are.
     pub fn add(&mut self, engine: Engine) {
         if self.threads_max == 0 {
             self.own.push(engine);
@@ -67,11 +67,11 @@ impl EnginePool {
         if self.threads.len() < self.threads_max {
             self.threads.push(self.spawn_engine_thread());
         }
-        let hand = &self.threads[self.given % self.threads_max];
-        self.given += 1;
-        hand.shared.arriving().push(engine);
-        hand.shared.has_arriving.store(true, Ordering::Release);
-        hand.shared.parker.unpark();
+        let thread = &self.threads[self.assigned % self.threads_max];
+        self.assigned += 1;
+        thread.shared.arriving().push(engine);
+        thread.shared.has_arriving.store(true, Ordering::Release);
+        thread.shared.parker.unpark();
     }
 
     fn spawn_engine_thread(&self) -> EngineThread {
@@ -82,7 +82,7 @@ impl EnginePool {
         let thread = std::thread::Builder::new()
             .name(format!("engine-{number}"))
             .spawn(move || {
-                let _guard = Guard(is_broken);
+                let _guard = BrokenOnPanic(is_broken);
                 run(&seen, core, spin);
             })
             .expect("an engine thread can be spawned");
@@ -92,25 +92,22 @@ impl EnginePool {
         }
     }
 
-    /// Polls the engine of ring `engine_ring` if it is the hot thread's own; true when it did work.
-    pub fn step(&mut self, engine_ring: usize) -> bool {
-        self.own.get_mut(engine_ring).is_some_and(Engine::step)
+    /// Polls engine `at` if the hot thread polls it; true when it did work.
+    pub fn step(&mut self, at: usize) -> bool {
+        self.own.get_mut(at).is_some_and(Engine::step)
     }
 
-    /// Polls all of the hot thread's own engines.
+    /// Polls all engines that the hot thread polls.
     pub fn step_all(&mut self) {
         for engine in &mut self.own {
             engine.step();
         }
     }
 
-    /// Wakes the thread that polls the engine of ring `engine_ring`.
-    pub fn ring(&self, engine_ring: usize) {
+    /// Wakes the thread that polls engine `at`.
+    pub fn unpark(&self, at: usize) {
         if self.threads_max > 0 {
-            self.threads[engine_ring % self.threads_max]
-                .shared
-                .parker
-                .unpark();
+            self.threads[at % self.threads_max].shared.parker.unpark();
         }
     }
 
@@ -121,14 +118,14 @@ impl EnginePool {
 
 impl Drop for EnginePool {
     fn drop(&mut self) {
-        for hand in &self.threads {
-            hand.shared.is_stopping.store(true, Ordering::Release);
-            hand.shared.parker.unpark();
+        for thread in &self.threads {
+            thread.shared.is_stopping.store(true, Ordering::Release);
+            thread.shared.parker.unpark();
         }
-        for hand in &mut self.threads {
-            // The thread's guard has logged a panic.
-            if let Some(thread) = hand.thread.take() {
-                drop(thread.join());
+        for thread in &mut self.threads {
+            // `BrokenOnPanic` has logged a panic.
+            if let Some(handle) = thread.thread.take() {
+                drop(handle.join());
             }
         }
     }
@@ -140,12 +137,13 @@ impl Shared {
     }
 }
 
-struct Guard(Arc<AtomicBool>);
+/// Marks the pool as broken when its thread panics.
+struct BrokenOnPanic(Arc<AtomicBool>);
 
-impl Drop for Guard {
+impl Drop for BrokenOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("an engine thread panicked; no requests are taken until a restart");
+            tracing::error!("an engine thread panicked; no requests are accepted until a restart");
             self.0.store(true, Ordering::Release);
         }
     }
@@ -184,6 +182,9 @@ fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
 /// Pins the calling thread to a core; logs a warning when that fails.
 pub(crate) fn pin(core: usize) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
-        tracing::warn!(core, "the thread could not be pinned to its core");
+        tracing::warn!(
+            core,
+            "cannot pin the thread to its core; it runs on any core"
+        );
     }
 }

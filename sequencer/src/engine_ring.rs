@@ -2,10 +2,10 @@
 //!
 //! The layout decides which thread polls the engine ([`crate::engine_pool`]); the code is the same.
 //!
-//! An engine never waits and never refuses: reports that do not fit their ring go to a spill, and
-//! while there is a spill the engine takes no further command. So one taker may meet any number of
-//! makers with rings of any size, and the two sides cannot deadlock. The spill is bounded by the
-//! reports of [`BATCH`] commands, of which none closes more orders than are open.
+//! An engine never waits and never refuses. Reports that do not fit their ring go to a spill queue.
+//! While the spill is not empty, the engine takes no further command. So one taker may meet any
+//! number of makers with rings of any size, and the two sides cannot deadlock. The reports of
+//! [`BATCH`] commands bound the spill, and no command closes more orders than are open.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use engine::{Book, EventSink};
 use types::command::Listed;
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
-/// Commands that an engine takes before other engines get a turn.
+/// Maximum number of commands that an engine applies per poll.
 const BATCH: usize = 64;
-/// Capacity of the spill without an allocation: a sweep of 65,000 makers. Untouched memory costs
-/// address space alone.
+/// Preallocated capacity of the spill: an order that takes 65,000 makers. Untouched memory costs
+/// only address space.
 const SPILL_ROOM: usize = 1 << 16;
 
 /// Task for an engine.
@@ -29,15 +29,15 @@ const SPILL_ROOM: usize = 1 << 16;
 enum EngineTask {
     Nothing,
     Apply(Envelope),
-    /// A command that ends that many orders, which follow.
+    /// A command that ends a number of orders. The orders follow.
     Sweep(Envelope, usize),
     Listed(Listed),
     /// Lend the book to the hot thread and wait until it is back.
     Lend,
 }
 
-/// A task in the ring, in cache lines of its own. The first line has the fields that the engine
-/// reads of most commands.
+/// Ring slot of a task, aligned to cache lines. The first line has the fields that the engine reads
+/// of most commands.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Slot(EngineTask);
@@ -54,10 +54,10 @@ impl Slot {
     }
 }
 
-/// Fills the rest of a batch that is not full.
+/// Fills the unused places of a batch.
 static NOTHING: Slot = Slot(EngineTask::Nothing);
 
-/// What an engine reports.
+/// Report of an engine.
 #[derive(Clone, Copy)]
 pub(crate) enum Report {
     Nothing,
@@ -66,10 +66,10 @@ pub(crate) enum Report {
     /// The command is complete: no further report is about it.
     Done {
         sequence: Sequence,
-        /// `u64::MAX` when no order in the book has a date: one word, since it is read back at
-        /// once.
+        /// Earliest good-till-date in the book; `u64::MAX` if there is none. One word instead of an
+        /// option, since it is read soon after it is written.
         next_expiry_ns: u64,
-        /// Slots of the ring that the command and its list have taken.
+        /// Number of ring slots of the command and its list.
         slots: u32,
         /// Levels and orders visited for a fill-or-kill order that cannot be filled
         /// ([`Book::take_fok_visits`]).
@@ -106,12 +106,13 @@ pub(crate) struct EngineRing {
     orders: SingleProducer<Slot, SingleConsumerBarrier>,
     reports: EventPoller<Report, SingleProducerBarrier>,
     loan: SharedLoan,
-    /// Commands pushed whose `Done` has not come back, and the slots that they and their lists
-    /// take.
+    /// Number of commands pushed and not `Done`.
     in_flight: usize,
+    /// Number of slots of these commands and their lists.
     slots_taken: usize,
     capacity: usize,
-    /// A wait for its engine timed out, and it has reported nothing since: no further wait.
+    /// A wait for the engine timed out, and the engine has reported nothing since. Requests do not
+    /// wait for it again.
     pub is_given_up: bool,
     /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` if there is none.
     pub next_expiry_ns: u64,
@@ -128,7 +129,7 @@ pub(crate) struct Engine {
     sweep: Sweep,
 }
 
-/// A command that waits for the rest of its list.
+/// A command whose list of orders is incomplete.
 struct Sweep {
     command: Envelope,
     count: usize,
@@ -185,11 +186,11 @@ impl EngineRing {
         self.in_flight == 1
     }
 
-    /// Pushes a command; false when its slot is not free yet.
+    /// Pushes a command; false while the slot is not free.
     #[must_use]
     #[inline]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
-        // By its fields: as a whole it is just too long for the compiler to copy without a call.
+        // Copied per field, which avoids a call to memcpy.
         let publish = |slot: &mut Slot| {
             slot.0 = EngineTask::Apply(Envelope {
                 sequence: envelope.sequence,
@@ -204,8 +205,9 @@ impl EngineRing {
         is_pushed
     }
 
-    /// Pushes a command that ends `count` orders; the caller owes [`EngineRing::push_listed`] for
-    /// each of them. False when its slot is not free yet.
+    /// Pushes a command that ends `count` orders; false while the slot is not free.
+    ///
+    /// The caller must then call [`EngineRing::push_listed`] for each of the orders.
     #[must_use]
     pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
         let publish = |slot: &mut Slot| slot.0 = EngineTask::Sweep(*envelope, count);
@@ -217,7 +219,7 @@ impl EngineRing {
         is_pushed
     }
 
-    /// Pushes the next order of the last command pushed; false when its slot is not free yet.
+    /// Pushes the next order of the last command pushed; false while the slot is not free.
     #[must_use]
     pub fn push_listed(&mut self, order: Listed) -> bool {
         let publish = |slot: &mut Slot| slot.0 = EngineTask::Listed(order);
@@ -248,10 +250,13 @@ impl EngineRing {
         }
     }
 
-    /// Asks for the book, while nothing is in flight. False when the slot is not free yet.
+    /// Requests the book while no command is in flight; false while the slot is not free.
     #[must_use]
-    pub fn ask_for_book(&mut self) -> bool {
-        assert_eq!(self.in_flight, 0, "a book is lent between two commands");
+    pub fn request_book(&mut self) -> bool {
+        assert_eq!(
+            self.in_flight, 0,
+            "a book is lent only while no command is in flight"
+        );
         self.orders
             .try_publish(|slot| slot.0 = EngineTask::Lend)
             .is_ok()
@@ -290,7 +295,7 @@ impl Engine {
                 let (reports, spill) = (&mut self.reports, &mut self.spill);
                 let sweep = &mut self.sweep;
                 let mut each = |book: &mut Book, slot: &Slot| {
-                    assert!(!is_lending, "nothing is sent after a loan request");
+                    assert!(!is_lending, "no task may follow a loan request");
                     match &slot.0 {
                         EngineTask::Apply(envelope) => apply(book, envelope, None, reports, spill),
                         EngineTask::Sweep(envelope, count) => {
@@ -314,7 +319,7 @@ impl Engine {
                         each(book, slot);
                     }
                 } else {
-                    // References into the ring, so that the book can look ahead.
+                    // References into the ring, for the book's lookahead.
                     let mut batch = [&NOTHING; BATCH];
                     let mut count = 0;
                     for (place, slot) in batch.iter_mut().zip(orders) {
@@ -338,6 +343,7 @@ impl Engine {
         !self.spill.is_empty() || self.book.is_none() || self.orders.has_available()
     }
 
+    /// Takes the book back; false while the hot thread has it.
     fn take_back(&mut self) -> bool {
         let mut loan = loan(&self.loan);
         match std::mem::take(&mut *loan) {
@@ -352,6 +358,7 @@ impl Engine {
         }
     }
 
+    /// Moves the spill into the ring as far as there is room; true when it moved a report.
     fn flush(&mut self) -> bool {
         let mut did_work = false;
         while let Some(report) = self.spill.front().copied() {
@@ -362,7 +369,7 @@ impl Engine {
             did_work = true;
         }
         if did_work && self.spill.is_empty() {
-            // Resets the head, so that memory already touched is used again.
+            // Resets the head of the deque, so that the next spill reuses resident pages.
             self.spill.clear();
         }
         did_work
@@ -431,7 +438,7 @@ mod tests {
     use types::{Command, InstrumentId, InstrumentParams, InstrumentSpec, Ticks};
 
     #[test]
-    fn a_lane_that_was_given_up_is_used_again_when_its_engine_reports() {
+    fn an_engine_ring_that_was_given_up_is_used_again_when_its_engine_reports() {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
             tick_size: "1".parse().expect("a number"),

@@ -25,7 +25,7 @@ use crate::retention::{Retention, RetentionService};
 use crate::sink::JournalSink;
 use crate::stats::Stats;
 
-/// Commit position: records at or before it survive power loss.
+/// The commit position: records at or before it survive a power loss.
 #[derive(Clone)]
 pub struct Commit(journal::Commit);
 
@@ -37,12 +37,12 @@ impl Commit {
     /// Waits until `sequence` is durable.
     ///
     /// # Errors
-    /// The journal failed first; the command may or may not be found after a restart.
+    /// The journal failed before that. A restart may find the command or not.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), JournalFailed> {
         self.0.wait(sequence.get()).await
     }
 
-    /// Wakes a front whenever the position moves, and when the journal fails.
+    /// Wakes a front at each advance of the position, and when the journal fails.
     pub fn wake(&self, front: Arc<Parker>) {
         self.0.listen(Box::new(move || front.unpark()));
     }
@@ -51,13 +51,13 @@ impl Commit {
         self.0.failure()
     }
 
-    /// Why nothing becomes durable at the moment, if so; the journal resumes by itself.
+    /// Why no record becomes durable at present, if so. The journal retries.
     pub fn stalled(&self) -> Option<Arc<str>> {
         self.0.stalled()
     }
 }
 
-/// Parts that a replica of a node is built from.
+/// What a replica of the node needs.
 pub struct ReplicaParts {
     /// Any reader of the journal.
     pub reader: Reader,
@@ -65,13 +65,13 @@ pub struct ReplicaParts {
     pub dir: PathBuf,
     pub limits: AdmissionConfig,
     /// Checkpoints that a restart can use.
-    pub proven: UsableCheckpoints,
+    pub usable: UsableCheckpoints,
     pub port: Port,
     pub stats: Arc<Stats>,
     pub backlog: Arc<Backlog>,
 }
 
-/// A running hot thread. Drop lets the thread finish the waiting requests, and joins it.
+/// A running hot thread. Drop waits until the thread has served the waiting requests and ended.
 struct HotThread {
     port: Port,
     thread: Option<JoinHandle<()>>,
@@ -101,8 +101,9 @@ impl Drop for HotThread {
     }
 }
 
-/// Owns the hot thread and the journal. Fields drop in order: the hot thread appends to the journal
-/// until it ends.
+/// A running node: owns the hot thread and the journal.
+///
+/// Fields drop in order: the hot thread appends to the journal until it ends.
 pub struct SequencerHandle {
     hot: Option<HotThread>,
     retention: Option<RetentionService>,
@@ -113,7 +114,7 @@ pub struct SequencerHandle {
     backlog: Arc<Backlog>,
     limits: AdmissionConfig,
     snapshot_dir: PathBuf,
-    proven: UsableCheckpoints,
+    usable: UsableCheckpoints,
     /// Held until the journal is closed.
     lock: Option<File>,
 }
@@ -128,7 +129,7 @@ impl SequencerHandle {
         handle.run(hot)
     }
 
-    /// As [`SequencerHandle::start`], on storage of the caller's choice.
+    /// As [`SequencerHandle::start`], on the given storage.
     pub fn start_on(
         config: Config,
         backlog: Arc<Backlog>,
@@ -156,34 +157,35 @@ impl SequencerHandle {
         Reader::new(self.journal.reader(after.get()))
     }
 
-    /// Last command found at the start.
+    /// Last command that the start has recovered.
     pub fn recovered(&self) -> Sequence {
         self.recovered
     }
 
-    /// Parts that a replica of this node is built from.
+    /// What a replica of this node needs.
     pub fn replica_parts(&self) -> ReplicaParts {
         ReplicaParts {
             reader: self.reader(Sequence::ZERO),
             dir: self.snapshot_dir.clone(),
             limits: self.limits,
-            proven: self.proven.clone(),
+            usable: self.usable.clone(),
             port: self.port(),
             stats: self.stats.clone(),
             backlog: self.backlog.clone(),
         }
     }
 
-    /// Removes unneeded segments from the journal's beginning, on a thread of its own, until the
-    /// node stops. Removes nothing while no snapshots are made.
+    /// Truncates the journal in the background, on a thread of its own, until the node stops.
+    ///
+    /// Removes nothing while there are no checkpoints. A second call replaces the first.
     ///
     /// # Errors
     /// [`StartError::Thread`].
-    pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
-        // One service at a time: the previous one ends first.
+    pub fn start_retention(&mut self, retention: Retention) -> Result<(), StartError> {
+        // The previous service ends before the new one starts.
         self.retention = None;
-        let (segments, proven) = (self.journal.truncator(), self.proven.clone());
-        let started = RetentionService::start(segments, &self.snapshot_dir, proven, retention);
+        let (segments, usable) = (self.journal.truncator(), self.usable.clone());
+        let started = RetentionService::start(segments, &self.snapshot_dir, usable, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
     }
@@ -198,7 +200,7 @@ impl SequencerHandle {
         self.journal.stats()
     }
 
-    /// Stops taking requests, finishes the waiting ones, flushes the journal, ends the threads.
+    /// Refuses new requests, serves the waiting ones, flushes the journal, ends the threads.
     /// Blocks.
     pub fn stop(self) {
         drop(self);
@@ -231,12 +233,12 @@ fn prepare_on(
     let snapshot_dir = config.snapshot_dir.clone();
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
-    let proven = UsableCheckpoints::default();
-    // A node without a snapshot starts at 0, which needs no file.
-    proven.note(core.sequence());
-    // Before the journal is cut or appended to: a running hot thread closes the sessions that were
-    // open. Snapshots that did not restore count too: their state was durable.
-    let newest = Checkpoints::new(&snapshot_dir).end();
+    let usable = UsableCheckpoints::default();
+    // Sequence 0 is usable too: a node without a snapshot starts there, without a file.
+    usable.insert(core.sequence());
+    // Checked before the journal is truncated or appended to. Snapshots that do not restore count
+    // too: their records were durable.
+    let newest = Checkpoints::new(&snapshot_dir).newest_sequence();
     let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
     if let Some(first) = config.core {
@@ -270,14 +272,13 @@ fn prepare_on(
         backlog,
         limits,
         snapshot_dir,
-        proven,
+        usable,
         lock: None,
     };
     Ok((hot, handle))
 }
 
-/// A node without a journal, on the same path. For benchmarks and simulation only: what it accepts
-/// is lost when it stops.
+/// A node without a journal. For benchmarks and simulation only: its state is lost when it stops.
 pub struct Volatile {
     hot: HotThread,
     stats: Arc<Stats>,
@@ -304,7 +305,7 @@ impl Volatile {
     }
 }
 
-/// Empty books and no journal; the caller starts the hot thread.
+/// Prepares a node with empty books and no journal; the caller starts the hot thread.
 pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
     let core = Core::new(crate::limits::limits());
     let gate = Arc::new(Gate::new(&config));

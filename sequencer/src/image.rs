@@ -1,6 +1,7 @@
 //! The state of a node as a snapshot.
 //!
-//! The replica makes it and adds its own tables; a start of the hot thread needs the core alone.
+//! The replica makes the snapshot and adds its own tables. A start of the hot thread needs only the
+//! core.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +20,7 @@ use crate::core::{Core, book_config};
 /// Everything that the journal up to one sequence determines.
 #[derive(Clone, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct CoreImage {
-    /// Version of the format: a snapshot of another one is skipped and the journal replayed.
+    /// Version of the format. A snapshot of another version is skipped.
     version: u32,
     trades: u64,
     state_hash: u64,
@@ -29,7 +30,7 @@ pub struct CoreImage {
     replica_tables: Vec<u8>,
 }
 
-/// Raise it with every change of the image: a data folder has checkpoints of one version alone.
+/// Version of the image, equal to that of commands and events. Every change of the image raises it.
 const VERSION: u32 = FORMAT;
 
 /// Why a snapshot cannot be used.
@@ -60,27 +61,27 @@ impl Core {
         }
     }
 
-    /// The core of an image, with the same state hash.
+    /// Restores the core of an image and compares the state hash.
     ///
     /// # Errors
     /// [`ImageError::Hash`] when the hash differs, [`ImageError::Invariant`] when the image breaks
     /// an invariant of admission or of a book.
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
-        // Admission and books assert their invariants. Here a broken one is the file's fault, and
-        // the journal can be replayed instead.
+        // Admission and books assert their invariants. A file that breaks one is skipped, and the
+        // journal is replayed instead.
         let restored = catch_unwind(AssertUnwindSafe(|| Self::restored(image, config)));
         restored.unwrap_or_else(|panic| Err(ImageError::Invariant(panic_text(&*panic))))
     }
 
     fn restored(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
-        // Before books allocate: a damaged slot may ask for more memory than there is.
+        // Checked before books allocate: a damaged slot could need more memory than there is.
         let slots = image.admission.slots.len();
         let mut orders = image.books.iter().flat_map(|book| &book.orders);
         if orders.any(|order| order.handle.slot as usize >= slots) {
             let reason = "an order rests in a slot that admission does not have";
             return Err(ImageError::Invariant(reason.to_owned()));
         }
-        // Likewise: best prices are kept by instrument.
+        // Likewise for best prices, which are stored by instrument.
         let numbers = image.books.iter().map(|book| book.spec.ix.index());
         if !numbers.eq(0..image.admission.instruments.len()) {
             let reason = "there is not one book for each instrument";
@@ -98,7 +99,7 @@ impl Core {
     }
 }
 
-/// The text of a panic that was caught.
+/// Message of a caught panic.
 pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -144,9 +145,9 @@ impl CoreImage {
     }
 }
 
-/// The newest snapshot at or before `until` that restores; `None` when there is none. One that does
-/// not restore is skipped with a warning: a snapshot saves time, the journal is the source of truth
-/// as far as it goes back.
+/// Restores the newest snapshot at or before `until` that can be restored; `None` if there is none.
+///
+/// Others are skipped with a warning: the journal is the source of truth, as far as it goes back.
 ///
 /// # Errors
 /// The folder cannot be read.

@@ -1,43 +1,45 @@
-//! In-flight commands: sequenced, sent to their engines, not yet complete.
+//! Commands in flight: sequenced, sent to their engines, not yet complete.
 //!
-//! They leave in sequence, each with all its events, so that the journal's units are in order
-//! whatever order the engines answer in.
+//! They complete in sequence, each with all its events, in whatever order the engines report. So
+//! the journal's units are in sequence.
 //!
-//! A ring of slots that are filled and read in place. Whenever no command is in flight the first
-//! slot is the next one, so that a path without a backlog stays in the cache.
+//! A circular buffer of slots that are filled and read in place. When no command is in flight the
+//! next one gets the first slot, so that a path without a backlog stays in the cache.
 
 use types::{Envelope, EventEnvelope, Sequence, UserIx};
 
 use crate::port::Reply;
 
-/// Capacity of a list of events: most commands cause fewer.
+/// Capacity of a slot's list of events: most commands cause fewer.
 const EVENTS_ROOM: usize = 16;
-/// Capacity of the lists for commands that cause more, and how many such lists are kept.
+/// Capacity of the lists for commands that cause more.
 const MANY_EVENTS_ROOM: usize = 1_024;
+/// Number of such lists.
 const MANY_KEPT: usize = 64;
 
 /// Where the outcome of a command goes.
 pub(crate) enum ReplyTo {
     Reply(Reply),
-    /// A front with rings of its own.
+    /// A front, with the tag of its request.
     Ring {
         port: usize,
         tag: u64,
     },
 }
 
+/// A command in flight, with its events so far.
 pub(crate) struct InFlight {
     pub command: Envelope,
     pub events: Vec<EventEnvelope>,
-    /// Engines that have not finished.
+    /// Number of engines that have not finished.
     waiting: usize,
     /// More than one engine has the command: their events arrive in any order.
     is_mixed: bool,
-    pub owed: ReplyTo,
+    pub reply_to: ReplyTo,
 }
 
 impl InFlight {
-    /// Takes the events out. A list with more than the usual capacity is copied and stays.
+    /// Takes the events. A list of more than the usual capacity is copied and stays in place.
     pub fn take_events(&mut self) -> Vec<EventEnvelope> {
         if self.events.capacity() > EVENTS_ROOM {
             return self.events.drain(..).collect();
@@ -46,8 +48,9 @@ impl InFlight {
     }
 }
 
+/// The commands in flight, in sequence.
 pub(crate) struct InFlights {
-    places: Box<[InFlight]>,
+    slots: Box<[InFlight]>,
     lists: Lists,
     /// Slot of the first command.
     head: usize,
@@ -55,20 +58,20 @@ pub(crate) struct InFlights {
 }
 
 impl InFlights {
-    /// Room for `count` commands in flight, a power of two. `nothing` fills unused slots. One
-    /// command at a time may cause `events_max` events without an allocation.
+    /// Makes `count` slots, a power of two. `nothing` fills unused ones. One command at a time may
+    /// cause `events_max` events without an allocation.
     pub fn new(count: usize, nothing: Envelope, events_max: usize) -> Self {
         assert!(count.is_power_of_two());
-        let place = |_| InFlight {
+        let slot = |_| InFlight {
             command: nothing,
-            // All of them now: the number in flight must not decide whether memory is allocated.
+            // Allocated here, so that a growing number in flight allocates nothing.
             events: Vec::with_capacity(EVENTS_ROOM),
             waiting: 0,
             is_mixed: false,
-            owed: ReplyTo::Reply(Reply::None),
+            reply_to: ReplyTo::Reply(Reply::None),
         };
         Self {
-            places: (0..count).map(place).collect(),
+            slots: (0..count).map(slot).collect(),
             lists: Lists::new(events_max),
             head: 0,
             count: 0,
@@ -76,7 +79,7 @@ impl InFlights {
     }
 
     pub fn room(&self) -> usize {
-        self.places.len() - self.count
+        self.slots.len() - self.count
     }
 
     pub fn len(&self) -> usize {
@@ -92,38 +95,42 @@ impl InFlights {
         if self.count == 0 {
             return Sequence(u64::MAX);
         }
-        self.places[self.head].command.sequence
+        self.slots[self.head].command.sequence
     }
 
     /// The last command in flight.
     pub fn last(&self) -> Option<&Envelope> {
-        let behind = self.count.checked_sub(1)?;
-        Some(&self.places[self.place(behind)].command)
+        let offset = self.count.checked_sub(1)?;
+        Some(&self.slots[self.slot(offset)].command)
     }
 
-    /// Where the next command is built, before it is in flight. Panics without room.
+    /// Slot in which the next command is built, before it is in flight.
+    ///
+    /// # Panics
+    /// No slot is free.
     #[inline]
     pub fn vacant(&mut self) -> &mut Envelope {
-        assert!(self.count < self.places.len(), "the caller checks for room");
-        let place = self.place(self.count);
-        &mut self.places[place].command
+        assert!(self.count < self.slots.len(), "the caller checks for room");
+        let slot = self.slot(self.count);
+        &mut self.slots[slot].command
     }
 
-    /// The command that was built in [`InFlights::vacant`] is in flight at `engines` engines.
+    /// Marks the command built in [`InFlights::vacant`] as in flight at `engines` engines.
     #[inline]
-    pub fn start(&mut self, engines: usize, owed: ReplyTo) {
-        let place = self.place(self.count);
+    pub fn start(&mut self, engines: usize, reply_to: ReplyTo) {
+        let slot = self.slot(self.count);
         self.count += 1;
-        let flight = &mut self.places[place];
-        flight.waiting = engines;
-        flight.is_mixed = engines > 1;
-        flight.owed = owed;
+        let entry = &mut self.slots[slot];
+        entry.waiting = engines;
+        entry.is_mixed = engines > 1;
+        entry.reply_to = reply_to;
     }
 
+    /// Adds an event to its command.
     #[inline]
     pub fn event(&mut self, event: &EventEnvelope) {
-        let place = self.place_of(event.sequence);
-        let events = &mut self.places[place].events;
+        let slot = self.slot_of(event.sequence);
+        let events = &mut self.slots[slot].events;
         if events.len() == events.capacity() {
             self.lists.widen(events);
         }
@@ -133,68 +140,65 @@ impl InFlights {
     /// The member that issued a command in flight.
     #[cold]
     pub fn member(&self, sequence: Sequence) -> UserIx {
-        self.places[self.place_of(sequence)]
-            .command
-            .command
-            .member()
+        self.slots[self.slot_of(sequence)].command.command.member()
     }
 
-    /// One engine has finished with a command.
+    /// Records that one engine has finished a command.
     #[inline]
     pub fn done(&mut self, sequence: Sequence) {
-        let place = self.place_of(sequence);
-        let flight = &mut self.places[place];
-        flight.waiting -= 1;
-        if flight.waiting == 0 && flight.is_mixed {
-            flight
+        let slot = self.slot_of(sequence);
+        let entry = &mut self.slots[slot];
+        entry.waiting -= 1;
+        if entry.waiting == 0 && entry.is_mixed {
+            entry
                 .events
                 .sort_unstable_by_key(|event| (event.instrument, event.index));
         }
     }
 
-    /// The next command in sequence, if it is complete. The caller owes [`InFlights::leave`] for
-    /// it.
+    /// The first command, if it is complete. The caller then calls [`InFlights::remove_first`].
     #[inline]
     pub fn complete(&mut self) -> Option<&mut InFlight> {
-        let flight = &mut self.places[self.head];
-        (self.count > 0 && flight.waiting == 0).then_some(flight)
+        let entry = &mut self.slots[self.head];
+        (self.count > 0 && entry.waiting == 0).then_some(entry)
     }
 
     /// Removes the first command and frees its slot.
     #[inline]
-    pub fn leave(&mut self) {
-        let events = &mut self.places[self.head].events;
+    pub fn remove_first(&mut self) {
+        let events = &mut self.slots[self.head].events;
         events.clear();
         if events.capacity() > EVENTS_ROOM {
             self.lists.narrow(events);
         }
         self.count -= 1;
-        self.head = if self.count == 0 { 0 } else { self.place(1) };
+        self.head = if self.count == 0 { 0 } else { self.slot(1) };
     }
 
     #[inline]
-    fn place_of(&self, sequence: Sequence) -> usize {
-        let first = self.places[self.head].command.sequence.get();
-        let behind =
+    fn slot_of(&self, sequence: Sequence) -> usize {
+        let first = self.slots[self.head].command.sequence.get();
+        let offset =
             usize::try_from(sequence.get() - first).expect("commands in flight fit memory");
-        assert!(behind < self.count, "only commands in flight are reported");
-        self.place(behind)
+        assert!(offset < self.count, "only commands in flight are reported");
+        self.slot(offset)
     }
 
     #[inline]
-    fn place(&self, behind: usize) -> usize {
-        (self.head + behind) & (self.places.len() - 1)
+    fn slot(&self, offset: usize) -> usize {
+        (self.head + offset) & (self.slots.len() - 1)
     }
 }
 
-/// Preallocated longer lists of events, so that a sweep or a mass cancel allocates nothing: some
-/// for a thousand events, one for the most that one command can cause. Untouched memory costs
-/// address space alone.
+/// Preallocated longer lists of events, for orders that take many makers and for mass cancels.
+///
+/// Some have room for a thousand events, and one for the maximum that one command can cause.
+/// Untouched memory costs only address space.
 struct Lists {
-    /// Short lists of slots that have a longer one for now.
+    /// Short lists of the slots that have a longer one at present.
     short: Vec<Vec<EventEnvelope>>,
     many: Vec<Vec<EventEnvelope>>,
-    /// Capacity `events_max`; `None` while a command uses it.
+    /// List of capacity `events_max`; `None` while a command uses it.
     longest: Option<Vec<EventEnvelope>>,
     events_max: usize,
 }
@@ -227,7 +231,7 @@ impl Lists {
         self.keep(std::mem::replace(events, longer));
     }
 
-    /// Puts a short list in place of a long one that is empty, and keeps the long one.
+    /// Replaces an empty long list with a short one, and keeps the long one.
     #[cold]
     #[inline(never)]
     fn narrow(&mut self, events: &mut Vec<EventEnvelope>) {
@@ -268,11 +272,11 @@ mod tests {
         }
     }
 
-    fn play(flights: &mut InFlights, sequence: u64, events: u32) {
-        flights.vacant().sequence = Sequence(sequence);
-        flights.start(1, ReplyTo::Reply(Reply::None));
+    fn play(in_flight: &mut InFlights, sequence: u64, events: u32) {
+        in_flight.vacant().sequence = Sequence(sequence);
+        in_flight.start(1, ReplyTo::Reply(Reply::None));
         for index in 0..events {
-            flights.event(&EventEnvelope {
+            in_flight.event(&EventEnvelope {
                 sequence: Sequence(sequence),
                 time_ns: 0,
                 number: 0,
@@ -285,27 +289,27 @@ mod tests {
                 }),
             });
         }
-        flights.done(Sequence(sequence));
+        in_flight.done(Sequence(sequence));
     }
 
     #[test]
     fn event_lists_grow_as_needed_and_are_reused() {
-        let mut flights = InFlights::new(4, nothing(), 5_000);
+        let mut in_flight = InFlights::new(4, nothing(), 5_000);
         for round in 0..300u64 {
             let first = 1 + round * 4;
-            // Two outgrow all but the longest list at once, of which there is one.
+            // Two of them need the longest list at the same time, and there is one.
             let sizes = [3_000, 5, 700, 4_000];
             for (at, events) in (0..).zip(sizes) {
-                play(&mut flights, first + at, events);
+                play(&mut in_flight, first + at, events);
             }
             for events in sizes {
-                let flight = flights.complete().expect("complete");
-                let taken = flight.take_events();
+                let entry = in_flight.complete().expect("complete");
+                let taken = entry.take_events();
                 assert_eq!(taken.len(), events as usize);
                 assert!(taken.iter().zip(0..).all(|(event, at)| event.index == at));
-                flights.leave();
+                in_flight.remove_first();
             }
-            let lists = &flights.lists;
+            let lists = &in_flight.lists;
             assert_eq!(lists.many.len(), MANY_KEPT, "round {round}");
             let longest = lists.longest.as_ref().map(Vec::capacity);
             assert!(
@@ -313,7 +317,7 @@ mod tests {
                 "round {round}: {longest:?}"
             );
         }
-        let mut rooms = flights.places.iter().map(|place| place.events.capacity());
+        let mut rooms = in_flight.slots.iter().map(|slot| slot.events.capacity());
         assert!(rooms.all(|room| room <= EVENTS_ROOM));
     }
 }

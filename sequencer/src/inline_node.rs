@@ -15,32 +15,31 @@ pub struct InlineNode {
     hot: Option<Hot>,
     port: Port,
     /// Owns the journal, if there is one.
-    kept: Option<SequencerHandle>,
+    journalled: Option<SequencerHandle>,
 }
 
 impl InlineNode {
-    /// Recovers from `config.dir` as [`SequencerHandle::start`] does and starts the journal's
-    /// thread.
+    /// Recovers as [`SequencerHandle::start`] does, and starts the journal's thread.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
-        let (hot, kept) = handle::prepare(config, backlog)?;
-        Ok(Self::new(hot, kept.port(), Some(kept)))
+        let (hot, handle) = handle::prepare(config, backlog)?;
+        Ok(Self::new(hot, handle.port(), Some(handle)))
     }
 
-    /// Empty books and no journal; the folders in `config` are not touched.
+    /// Starts with empty books and no journal. The folders in `config` are not touched.
     pub fn volatile(config: Config, backlog: Arc<Backlog>) -> Self {
         let (hot, port, _) = handle::prepare_volatile(config, backlog);
         Self::new(hot, port, None)
     }
 
-    fn new(mut hot: Hot, port: Port, kept: Option<SequencerHandle>) -> Self {
+    fn new(mut hot: Hot, port: Port, journalled: Option<SequencerHandle>) -> Self {
         hot.begin();
         Self {
             hot: Some(hot),
             port,
-            kept,
+            journalled,
         }
     }
 
@@ -50,7 +49,7 @@ impl InlineNode {
 
     /// The commit position, if there is a journal.
     pub fn commit(&self) -> Option<Commit> {
-        self.kept.as_ref().map(SequencerHandle::commit)
+        self.journalled.as_ref().map(SequencerHandle::commit)
     }
 
     /// One iteration of the hot loop: requests, matching, answers, journal. True when it did work.
@@ -67,6 +66,6 @@ impl Drop for InlineNode {
         if let Some(hot) = self.hot.take() {
             hot.end();
         }
-        drop(self.kept.take());
+        drop(self.journalled.take());
     }
 }

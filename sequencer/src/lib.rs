@@ -2,10 +2,10 @@
 //!
 //! - [`core`]: admission and books as one pure state machine over sequenced commands, shared by
 //!   recovery, replay and the hot thread.
-//! - [`port`], [`ring_port`]: non-blocking submission of requests: from any thread over a queue, or
+//! - [`port`], [`ring_port`]: non-blocking submission of requests, over a queue from any thread or
 //!   over rings for a front that polls.
 //! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `in_flight`:
-//!   in-flight commands. `timers`: timers of sessions.
+//!   commands in flight. `timers`: timers of sessions.
 //! - [`inline_node`]: single-threaded driver that the caller polls.
 //! - `sink`: sink for complete records: the journal, or none. `codec`, `varint`: their encoding.
 //! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: the hot
@@ -13,15 +13,17 @@
 //! - [`stats`]: counters for metrics.
 //! - [`reader`]: complete records up to the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.
-//! - [`checkpoint`]: when states of the node are written, and which of them a restart can use.
-//! - [`retention`]: removes the journal's beginning when it is not needed any more.
+//! - [`checkpoint`]: when checkpoints are written, and which of them a restart can use.
+//! - [`retention`]: truncates the journal while the node runs.
 //! - [`inspect`]: offline inspection of a journal.
-//! - [`recover`]: from the journal to the books, comparing every event on the way.
+//! - [`recover`]: recovery from the journal, with a comparison of every event.
 //!
-//! Architecture invariants: what an iteration of the hot thread has answered is in the journal's
-//! buffer at its end; an answer from here is *accepted*, only the commit position makes it
-//! *durable*; the hot thread never waits for a disk or a lock, nor for a full ring longer than 10
-//! ms.
+//! Architecture invariants:
+//!
+//! - Commands that an iteration of the hot thread has answered are in the journal's buffer at the
+//!   end of the iteration.
+//! - An answer means *accepted*. A command is *durable* once the commit position reaches it.
+//! - The hot thread never waits for a disk or a lock, nor for a full ring for more than 10 ms.
 
 pub mod backlog;
 pub mod checkpoint;

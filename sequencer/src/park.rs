@@ -1,9 +1,9 @@
 //! Parking without lost wake-ups, for a thread that also waits for file descriptors.
 //!
-//! The consumer announces that it parks, checks for work once more, and sleeps in `poll(2)`; the
-//! producer stores work and then checks whether the consumer sleeps. Each side needs a barrier in
-//! between. The consumer, which parks rarely, issues membarrier(2) for all threads of the process,
-//! so that the producer needs only a compiler fence and one load.
+//! The consumer announces that it parks, checks for work once more, and sleeps in `poll(2)`. The
+//! producer stores work and then checks whether the consumer sleeps. Each side needs a barrier
+//! between its two steps. The consumer, which parks rarely, issues membarrier(2) for all threads of
+//! the process, so that the producer needs only a compiler fence and one load.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
@@ -17,14 +17,14 @@ use rustix::thread::{MembarrierCommand, membarrier};
 static HAS_BARRIER: LazyLock<bool> =
     LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
 
-/// Longest sleep of a thread that may miss a wake-up.
+/// Longest sleep without a barrier or an event descriptor, when a wake-up may be missed.
 const UNSURE_MAX: Duration = Duration::from_millis(1);
 
 /// Parking place of one thread. Others wake it with [`Parker::unpark`].
 pub struct Parker {
     is_parked: AtomicBool,
     has_barrier: bool,
-    /// Readable after a wake-up. `None` where the process had no descriptor left: then no sleep is
+    /// Readable after a wake-up. `None` if the process had no descriptor left: no sleep is then
     /// longer than [`UNSURE_MAX`].
     event: Option<OwnedFd>,
 }
@@ -45,8 +45,8 @@ impl Parker {
     /// when `has_work` is true after the sleep is announced. One thread at a time.
     pub fn park(&self, timeout: Duration, fds: &[BorrowedFd<'_>], has_work: impl FnOnce() -> bool) {
         self.is_parked.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `unpark`: this thread sees the work, or the producer sees it
-        // parked.
+        // Pairs with the fence in `unpark`: this thread sees the work, or the producer sees that
+        // this thread is parked.
         fence(Ordering::SeqCst);
         let is_sure = self.event.is_some()
             && (!self.has_barrier || membarrier(MembarrierCommand::PrivateExpedited).is_ok());
@@ -61,7 +61,7 @@ impl Parker {
     }
 
     fn sleep(&self, timeout: Duration, fds: &[BorrowedFd<'_>]) {
-        // The event's descriptor replaces a missing one: polled twice, it does no harm.
+        // With one descriptor it is polled twice, which does no harm.
         let event = self.event.as_ref().map(AsFd::as_fd);
         let mut all = event.into_iter().chain(fds.iter().copied());
         let Some(first) = all.next() else {
@@ -75,7 +75,7 @@ impl Parker {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // Interrupted or not: the caller checks again.
+        // Also after an interrupt the caller checks for work.
         let _ = poll(&mut list, Some(&timeout));
         if let Some(event) = &self.event {
             let mut count = [0; 8];
@@ -83,7 +83,7 @@ impl Parker {
         }
     }
 
-    /// Wakes the thread if it sleeps. Call it after the store of the work.
+    /// Wakes the thread if it sleeps. The caller must have stored the work before.
     #[inline]
     pub fn unpark(&self) {
         if self.has_barrier {

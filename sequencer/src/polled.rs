@@ -1,6 +1,6 @@
 //! A front that is polled in rounds.
 //!
-//! It shares the hot thread (layout `fused`) or has a thread of its own; the rounds are the same.
+//! It shares the hot thread (layout `fused`) or has a thread of its own. The rounds are the same.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ pub trait Polled: Send {
     /// True when a round has work that neither the descriptor nor a deadline announces.
     fn has_work(&self) -> bool;
 
-    /// Earliest time at which a round has work by itself.
+    /// Earliest time at which a round has work without input.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Readable when a round has work.
+    /// Descriptor that is readable when a round has input.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// No further round is needed.
+    /// True when no further round is needed.
     fn is_over(&self) -> bool;
 }
 
@@ -36,7 +36,8 @@ pub(crate) fn sleep_for(polled: &dyn Polled) -> Duration {
     })
 }
 
-/// Polls on the calling thread until it is over: spins for `spin` after the last work, then parks.
+/// Polls on the calling thread until `polled` is over. Spins for `spin` after the last work, then
+/// parks.
 pub fn run_polled(mut polled: Box<dyn Polled>, parker: &Parker, spin: Duration) {
     let mut idle_since = None;
     while !polled.is_over() {

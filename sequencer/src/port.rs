@@ -1,6 +1,6 @@
 //! Submission of requests to the hot thread.
 //!
-//! A bounded queue, a wake-up that costs nothing while the thread is awake, and an answer for every
+//! A port has a bounded queue, wakes the hot thread only if it sleeps, and gets an answer for every
 //! request.
 
 use std::sync::Arc;
@@ -23,26 +23,26 @@ use crate::ring_port::{self, HotRingPort, RingPort};
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The queue is full or the journal's disk lags: retry.
+    /// The queue or a ring is full, or the journal's disk lags. The request may be retried.
     #[error("BUSY")]
     Busy,
     #[error("the platform is stopping")]
     Stopping,
     #[error("the journal has failed")]
     JournalFailed,
-    /// Refused without a journal record: a repeat, no change, or a request of an unknown session.
+    /// Refused without a journal record, such as a repeat or a request of an unknown session.
     #[error("{0}")]
     Refused(Reject),
 }
 
-/// The answer to a request: *accepted*, not yet durable.
+/// Outcome of a request: its record, *accepted* and not yet durable, or why there is none.
 pub type Outcome = Result<Record, SubmitError>;
 
-/// Where the answer goes.
+/// Receiver of the outcome.
 pub enum Reply {
     None,
     Oneshot(oneshot::Sender<Outcome>),
-    /// Many answers into one channel, distinguished by a tag.
+    /// One channel for the outcomes of several requests, distinguished by a tag.
     Channel {
         tx: mpsc::UnboundedSender<(u64, Outcome)>,
         tag: u64,
@@ -51,7 +51,7 @@ pub enum Reply {
 
 impl Reply {
     pub(crate) fn send(self, outcome: Outcome) {
-        // The receiver may be gone: the request takes effect all the same.
+        // The request takes effect also if the receiver is gone.
         match self {
             Self::None => {}
             Self::Oneshot(tx) => drop(tx.send(outcome)),
@@ -77,8 +77,9 @@ pub(crate) struct Gate {
     pub queue: ArrayQueue<Job>,
     pub parker: Arc<Parker>,
     pub layout: Layout,
-    /// Nothing new is taken; waiting requests are finished.
+    /// New requests are refused; waiting ones are served.
     pub is_stopping: AtomicBool,
+    /// The journal has failed.
     pub is_failed: AtomicBool,
     /// Code of the [`Stage`].
     pub stage: AtomicU64,
@@ -104,7 +105,7 @@ impl Gate {
         }
     }
 
-    /// Asks the hot thread to finish the waiting requests and to end.
+    /// Makes the hot thread serve the waiting requests and end.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         self.parker.unpark();
@@ -121,16 +122,16 @@ impl Gate {
         Ok(())
     }
 
-    /// Called at the hot thread's end: requests that wait, or slip in, are answered `Stopping`.
+    /// Called when the hot thread has ended. Waiting and later requests are answered `Stopping`.
     pub fn close(&self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         self.is_closed.store(true, Ordering::SeqCst);
-        self.turn_away();
+        self.refuse_queued();
     }
 
-    fn turn_away(&self) {
+    fn refuse_queued(&self) {
         while let Some(job) = self.queue.pop() {
-            // Dropping an inspection answers it.
+            // The drop of an inspection closes its channel, which its caller sees.
             if let Job::Request(_, reply) = job {
                 reply.send(Err(SubmitError::Stopping));
             }
@@ -148,8 +149,8 @@ impl Port {
     /// Submits a request; never blocks.
     ///
     /// # Errors
-    /// [`SubmitError::Busy`] when the queue is full, [`SubmitError::Stopping`],
-    /// [`SubmitError::JournalFailed`]; `reply` is not used.
+    /// [`SubmitError::Busy`] if the queue is full, [`SubmitError::Stopping`],
+    /// [`SubmitError::JournalFailed`]. After an error `reply` gets nothing.
     pub fn submit(&self, request: Request, reply: Reply) -> Result<(), SubmitError> {
         self.push(Job::Request(request, reply))
     }
@@ -162,8 +163,9 @@ impl Port {
         rx.await.unwrap_or(Err(SubmitError::Stopping))
     }
 
-    /// Journals a settlement command (`Settled`, `Bust`, a block, its end, a mass cancel) and
-    /// returns its sequence; `None` when its effect is journalled already.
+    /// Journals a settlement command: `Settled`, `Bust`, a block, its end or a mass cancel.
+    ///
+    /// Returns its sequence; `None` if its effect is journalled already.
     ///
     /// # Errors
     /// [`SubmitError`].
@@ -184,7 +186,7 @@ impl Port {
         }
     }
 
-    /// Runs `read` between two commands. The hot thread waits for it: keep it short.
+    /// Runs `read` on the hot thread between two commands. It must be short.
     ///
     /// # Errors
     /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
@@ -202,12 +204,12 @@ impl Port {
         self.push(Job::Inspect(read))
     }
 
-    /// False once the node has stopped, its hot thread has ended or its journal has failed.
+    /// False when the node stops, its hot thread has ended or its journal has failed.
     pub fn is_open(&self) -> bool {
         self.gate.check().is_ok()
     }
 
-    /// How far the lag of the journal's consumers restricts the intake.
+    /// Stage of the backpressure, as last published by the hot thread.
     pub fn stage(&self) -> Stage {
         Stage::of_code(self.gate.stage.load(Ordering::Relaxed))
     }
@@ -217,15 +219,15 @@ impl Port {
         &self.gate.clock
     }
 
-    /// Time that the next command will have: the clock's, or the last command's where that is
-    /// later.
+    /// Time that the next command would have: the later of the clock and the last command.
     pub fn time_ns(&self) -> u64 {
         let last_ns = self.gate.time_ns.load(Ordering::Relaxed);
         self.gate.clock.now_ns().max(last_ns)
     }
 
-    /// Creates rings of `capacity` (a power of two) requests and reports for a front that polls
-    /// them. `front` is the parker of its thread.
+    /// Creates the rings of a front, each with `capacity` slots (a power of two).
+    ///
+    /// `front` is the parker of the front's thread.
     ///
     /// # Errors
     /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
@@ -245,7 +247,7 @@ impl Port {
         self.gate.parker.clone()
     }
 
-    /// Makes the hot thread poll a front between its iterations, until it is over (layout `fused`).
+    /// Makes the hot thread poll a front per iteration, until the front is over (layout `fused`).
     ///
     /// # Errors
     /// [`SubmitError::Busy`], [`SubmitError::Stopping`].
@@ -262,7 +264,7 @@ impl Port {
         self.gate.parker.unpark();
         // The hot thread may have drained the queue for the last time before this push.
         if self.gate.is_closed.load(Ordering::SeqCst) {
-            self.gate.turn_away();
+            self.gate.refuse_queued();
         }
         Ok(())
     }

@@ -1,22 +1,22 @@
-//! Thread priorities where threads outnumber cores.
+//! Thread priorities, for machines with more threads than cores.
 //!
-//! First the hot thread, the journal and the replica, then services and checkpoint writers. The
-//! replica keeps up only at equal priority: with a third of the others' share it fell seconds
-//! behind under load, and the market waits for it.
+//! The hot thread, the journal and the replica come before services and checkpoint writers. The
+//! replica has the hot thread's priority, since the market waits for it: with a third of that share
+//! its lag grew to seconds under load.
 
 use std::io;
 use std::sync::{OnceLock, mpsc};
 use std::thread::{Builder, JoinHandle};
 
-/// Nice value of the threads that serve calls, settlement, history and the stores. There are many,
-/// and each has a seventieth of the hot thread's share where that wants a whole core.
+/// Nice value of the many threads that serve calls, settlement, history and the stores. On a core
+/// shared with the hot thread, each gets about a seventieth of that thread's share.
 pub const SERVING: i32 = 19;
 /// Nice value of checkpoint writers.
 pub const WRITING_CHECKPOINTS: i32 = 19;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Jobs of the thread that keeps the process's first priority.
+/// Jobs of the thread that keeps the initial priority of the process.
 static LAUNCHER: OnceLock<mpsc::SyncSender<Job>> = OnceLock::new();
 
 /// Starts the thread from which [`spawn`] starts threads. Call it before the calling thread lowers
@@ -32,14 +32,14 @@ pub fn keep() -> io::Result<()> {
     Builder::new()
         .name("launcher".to_owned())
         .spawn(move || received.into_iter().for_each(|job| job()))?;
-    // A second one would end with its channel.
+    // If another call was first, this thread ends with its channel.
     let _ = LAUNCHER.set(jobs);
     Ok(())
 }
 
-/// Spawns a thread of the trading path: with the priority that the process began with, after
-/// [`keep`], from whichever thread it is called. A thread has the priority of its parent, and only
-/// a privileged one can raise it.
+/// Spawns a thread of the trading path, with the initial priority of the process after [`keep`].
+///
+/// A thread inherits the priority of its parent, and only a privileged thread can raise it.
 ///
 /// # Errors
 /// The thread cannot be spawned.
@@ -58,11 +58,12 @@ pub fn spawn<T: Send + 'static>(
     spawned.recv().map_err(|_| ended())?
 }
 
-/// Sets the nice value of the calling thread and of those that it starts, except by [`spawn`].
+/// Sets the nice value of the calling thread. Threads that it starts inherit it, except through
+/// [`spawn`].
 pub fn lower(nice: i32) {
     let thread = rustix::thread::gettid();
     if let Err(error) = rustix::process::setpriority_process(Some(thread), nice) {
-        tracing::warn!(%error, "thread priority not lowered: it competes with the hot thread");
+        tracing::warn!(%error, "cannot lower the priority of a thread; it competes with the hot thread");
     }
 }
 

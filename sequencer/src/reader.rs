@@ -14,7 +14,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The journal begins after the record to be read.
+    /// True when the record to be read was removed.
     pub fn is_removed(&self) -> bool {
         use journal::reader::ReadError as Frames;
         matches!(
@@ -23,7 +23,7 @@ impl ReadError {
         )
     }
 
-    /// Out of file descriptors: the call may be retried, nothing is lost.
+    /// True when the process is out of file descriptors. The call may be retried without loss.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Journal(error) if error.is_transient())
     }
@@ -44,7 +44,7 @@ impl Reader {
         }
     }
 
-    /// Another reader of the same journal: records of commands after `after`.
+    /// Returns another reader of the same journal, for records after `after`.
     pub fn reopen_after(&self, after: Sequence) -> Self {
         Self::new(self.frames.reopen_after(after.get()))
     }
@@ -54,8 +54,7 @@ impl Reader {
         Sequence(self.frames.durable())
     }
 
-    /// Last record that was removed from the journal's beginning, [`Sequence::ZERO`] while it is
-    /// whole.
+    /// Last record removed from the journal's beginning; [`Sequence::ZERO`] if none was.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -63,10 +62,10 @@ impl Reader {
         Ok(Sequence(self.frames.removed_through()?))
     }
 
-    /// Checks that the record where it begins was not removed.
+    /// Checks that the next record was not removed.
     ///
     /// # Errors
-    /// It was, or the journal cannot be read.
+    /// The record was removed, or the journal cannot be read.
     pub fn check(&self) -> Result<(), ReadError> {
         Ok(self.frames.check()?)
     }

@@ -1,4 +1,4 @@
-//! A command with all its events, as journalled: the unit that consumers of the journal read.
+//! Records: a command with all its events, as journalled.
 
 use journal::{Appender, Frame, FrameKind, SMALL_BYTES};
 use rkyv::rancor::{Error as RkyvError, Strategy};
@@ -10,7 +10,7 @@ use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Sequence};
 use crate::codec::{self, COMMAND_WORDS, EVENT_WORDS, Put, WORDS_MAX};
 use crate::varint::{PACKED_BYTES_MAX, Packer, unpack};
 
-/// A journalled command and what it caused.
+/// A journalled command with its events.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Record {
     #[serde(flatten)]
@@ -22,12 +22,12 @@ pub struct Record {
 #[derive(Default)]
 pub(crate) struct RecordBuilder {
     record: Option<Record>,
-    /// The last event of the record is missing.
+    /// True while events of the record are missing.
     is_partial: bool,
 }
 
 impl RecordBuilder {
-    /// Adds a frame; returns the record that it completes. The caller may take its events.
+    /// Adds a frame; returns the record that it completes, whose events the caller may take.
     ///
     /// # Errors
     /// The frame is unreadable or does not follow the one before.
@@ -58,7 +58,7 @@ impl RecordBuilder {
 }
 
 impl Record {
-    /// The assembled record, moved out.
+    /// Moves the record out; the builder reuses what is left.
     pub(crate) fn take(&mut self) -> Self {
         Self {
             command: self.command,
@@ -67,7 +67,7 @@ impl Record {
     }
 }
 
-/// Payload of an event: what its frame's header does not contain.
+/// Payload of an event frame: the fields that the frame's header does not contain.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 struct EventBody {
     number: u64,
@@ -80,12 +80,12 @@ const COMMAND_BYTES: usize = size_of::<ArchivedCommand>();
 const EVENT_BYTES: usize = size_of::<ArchivedEventBody>();
 
 const _: () = assert!(COMMAND_BYTES == COMMAND_WORDS * 8 && EVENT_BYTES == EVENT_WORDS * 8);
-/// Bytes before a command's archive: its wait since the front read it, in nanoseconds.
+/// Bytes before a command's archive: nanoseconds from the front's read to the command's time.
 const WAITED_BYTES: usize = 4;
 
 const _: () = assert!(WAITED_BYTES + PACKED_BYTES_MAX <= SMALL_BYTES);
 
-/// Appends a command and its events as one unit, each frame encoded once, in the journal's buffer.
+/// Appends a command and its events as one unit, encoded in place in the journal's buffer.
 pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelope]) {
     let sequence = command.sequence.get();
     appender.append_small(
@@ -120,7 +120,7 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
     }
 }
 
-/// Nanoseconds between a request's arrival and its command.
+/// Nanoseconds from the read of the request by a front to the time of its command.
 fn waited_ns(command: &Envelope) -> u32 {
     let waited = command.time_ns.saturating_sub(command.received_ns);
     u32::try_from(waited).unwrap_or(u32::MAX)
@@ -137,7 +137,7 @@ impl From<&EventEnvelope> for EventBody {
     }
 }
 
-/// The first `COUNT` words of a value's archive, as rkyv writes it.
+/// Writes the first `COUNT` words of a value's archive, as rkyv encodes it.
 #[cold]
 #[inline(never)]
 fn archive<T, const COUNT: usize>(value: &T, to: &mut impl Put)
@@ -153,7 +153,7 @@ where
     }
 }
 
-/// Reads the command of a command frame.
+/// Decodes the command of a command frame.
 ///
 /// # Errors
 /// The payload is not a command of this version.
@@ -173,7 +173,7 @@ pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
     })
 }
 
-/// Reads the event of an event frame.
+/// Decodes the event of an event frame.
 ///
 /// # Errors
 /// The payload is not an event of this version.
@@ -375,10 +375,10 @@ mod tests {
         let mut random = Random(1);
         for _ in 0..2_000 {
             for command in random.command() {
-                let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(codec::encode_command(&command, &mut laid), "encoded");
+                let (mut encoded, mut archived) = (Row::default(), Row::default());
+                assert!(codec::encode_command(&command, &mut encoded), "encoded");
                 archive::<_, COMMAND_WORDS>(&command, &mut archived);
-                assert_eq!(laid.words, archived.words, "{command:?}");
+                assert_eq!(encoded.words, archived.words, "{command:?}");
             }
             for event in random.event() {
                 let envelope = EventEnvelope {
@@ -389,10 +389,10 @@ mod tests {
                     index: random.word(),
                     event,
                 };
-                let (mut laid, mut archived) = (Row::default(), Row::default());
-                assert!(codec::encode_event(&envelope, &mut laid), "encoded");
+                let (mut encoded, mut archived) = (Row::default(), Row::default());
+                assert!(codec::encode_event(&envelope, &mut encoded), "encoded");
                 archive::<_, EVENT_WORDS>(&EventBody::from(&envelope), &mut archived);
-                assert_eq!(laid.words, archived.words, "{event:?}");
+                assert_eq!(encoded.words, archived.words, "{event:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Recovery: applies every journalled command again and compares every event with the journal's.
+//! Recovery: applies the journalled commands again and compares every event with the journal's.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub enum StartError {
     Checkpoint(#[from] CheckpointError),
     #[error("{} is in use by another process", .0.display())]
     InUse(PathBuf),
-    #[error("the hot thread cannot be started: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
 }
 
@@ -53,6 +53,8 @@ impl Replay {
         }
     }
 
+    /// Adds a frame; applies the record that it completes.
+    ///
     /// # Errors
     /// The journal has a gap, or its events differ from those computed now.
     pub fn frame(&mut self, frame: &Frame) -> Result<(), String> {
@@ -86,8 +88,9 @@ impl Replay {
     }
 }
 
-/// Opens the journal, which was durable up to `reach`, and brings the core, empty or of a snapshot,
-/// to its end.
+/// Opens the journal and applies its records to the core, which is empty or from a snapshot.
+///
+/// The journal is known to have been durable up to `reach`.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     config: journal::Config,
@@ -118,9 +121,9 @@ pub(crate) fn open(
 
 /// The state after command `until` (or at the end) of the journal in `dir`.
 ///
-/// It is computed from the first record and compared with every event. Where the first records were
-/// removed it starts at the newest snapshot in `dir/snapshots` that is not past `until`. Read-only;
-/// the end of a journal in use may look damaged.
+/// Starts at the first record, or at the newest snapshot in `dir/snapshots` at or before `until` if
+/// records were removed. Compares every event. Only reads: the end of a journal in use may look
+/// damaged.
 ///
 /// # Errors
 /// [`StartError`]: the journal is damaged, its events differ from those computed now, or it begins
@@ -146,7 +149,7 @@ pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     Ok(replay.core)
 }
 
-/// Locks `dir` for this process while the returned file lives.
+/// Locks `dir` for this process while the returned file is open.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     journal::make_folder(dir).map_err(JournalError::Io)?;
     let file = std::fs::File::create(dir.join("lock")).map_err(JournalError::Io)?;

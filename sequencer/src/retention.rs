@@ -1,11 +1,15 @@
 //! Truncation of the journal while the node runs: removes whole segments that are not needed.
 //!
-//! Runs on a thread of low priority. A segment is removed when all of these are after it: the bytes
-//! of the log to be kept; the position that each consumer of the replica has in its own store
-//! ([`Durable`]); the newest two usable checkpoints of the node, and one at or before what is kept
-//! and what a consumer still needs. Of the newest two, a checkpoint is usable while its file is
-//! whole and if this process has restored or written it ([`UsableCheckpoints`]): a restart cannot
-//! use one of another version. With fewer than two everything is kept.
+//! Runs on a thread of low priority. A segment is removed if it precedes
+//!
+//! - the last bytes of the log to be kept,
+//! - the position of each consumer of the replica in its own store ([`Durable`]),
+//! - the newest two usable checkpoints of the node, and
+//! - a checkpoint at or before the kept bytes and these positions.
+//!
+//! A checkpoint is usable while its file is whole, and if this process has restored or written it
+//! ([`UsableCheckpoints`]): a restart cannot use one of another version. With fewer than two usable
+//! checkpoints nothing is removed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +23,8 @@ use types::Sequence;
 use crate::checkpoint::UsableCheckpoints;
 use crate::priority;
 
-/// Checkpoints after a removed segment: the newest, and a spare in case it is damaged.
-const STATES: usize = 2;
+/// Usable checkpoints after a removed segment: the newest, and one in case that is damaged.
+const CHECKPOINTS_MIN: usize = 2;
 
 /// What is kept of the journal.
 #[derive(Clone, Debug)]
@@ -34,7 +38,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Keeps at least `bytes`, and what these consumers need.
+    /// Keeps at least `bytes`, and the records that these consumers need.
     pub fn new(bytes: u64, followers: Vec<Durable>) -> Self {
         Self {
             bytes,
@@ -44,8 +48,8 @@ impl Retention {
     }
 }
 
-/// Last record that a consumer of the replica has in its own store and will not ask for again; zero
-/// until it has reported one.
+/// Durable position of a consumer of the replica, which needs no record at or before it. Zero until
+/// the consumer reports one.
 #[derive(Clone, Debug)]
 pub struct Durable {
     name: &'static str,
@@ -60,7 +64,7 @@ impl Durable {
         }
     }
 
-    /// Everything up to `sequence` is durable in the consumer's store.
+    /// Sets the position: everything up to `sequence` is durable in the consumer's store.
     pub fn set(&self, sequence: Sequence) {
         self.through.store(sequence.get(), Ordering::Release);
     }
@@ -77,23 +81,23 @@ pub(crate) struct RetentionService {
 }
 
 impl RetentionService {
-    /// `dir`, `proven`: the node's checkpoints.
+    /// `dir` and `usable` are the node's checkpoints.
     ///
     /// # Errors
     /// The thread cannot be spawned.
     pub fn start(
         segments: SegmentTruncator,
         dir: &Path,
-        proven: UsableCheckpoints,
+        usable: UsableCheckpoints,
         retention: Retention,
     ) -> std::io::Result<Self> {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
-        let mut keeper = Truncator {
+        let mut truncator = Truncator {
             segments,
             retention,
             checkpoints: Snapshots::new(dir),
-            proven,
+            usable,
             is_waiting: false,
         };
         let thread = std::thread::Builder::new()
@@ -101,8 +105,8 @@ impl RetentionService {
             .spawn(move || {
                 priority::lower(priority::WRITING_CHECKPOINTS);
                 while !seen.load(Ordering::Acquire) {
-                    keeper.round();
-                    std::thread::park_timeout(keeper.retention.every);
+                    truncator.round();
+                    std::thread::park_timeout(truncator.retention.every);
                 }
             })?;
         Ok(Self {
@@ -128,12 +132,13 @@ struct Truncator {
     segments: SegmentTruncator,
     retention: Retention,
     checkpoints: Snapshots,
-    proven: UsableCheckpoints,
-    /// Everything is kept for lack of checkpoints: logged once.
+    usable: UsableCheckpoints,
+    /// Nothing is removed for lack of checkpoints, which is logged once.
     is_waiting: bool,
 }
 
 impl Truncator {
+    /// Removes what is not needed, and reports it.
     fn round(&mut self) {
         match self.remove() {
             Ok(0) => {}
@@ -150,16 +155,16 @@ impl Truncator {
         }
     }
 
-    /// Returns the number of segments removed.
+    /// Removes the segments that are not needed; returns their number.
     fn remove(&mut self) -> Result<usize, JournalError> {
-        let gone = self.segments.removed_through()?;
+        let removed_through = self.segments.removed_through()?;
         let limit = self.segments.removable_above_bytes(self.retention.bytes)?;
-        // The checkpoints counted on stay until the segments are gone.
-        let proven = self.proven.clone();
-        let _held = proven.hold();
-        // By names first: whole files are worth reading only for a segment that would be removed.
+        // The counted checkpoints stay until the segments are removed.
+        let usable = self.usable.clone();
+        let _held = usable.lock_removal();
+        // By file names first: the files are read only if a segment would be removed.
         let floor = self.floor(limit, |_, _| true)?;
-        if self.segments.removable_through(floor)? <= gone {
+        if self.segments.removable_through(floor)? <= removed_through {
             return Ok(0);
         }
         let floor = self.floor(limit, Snapshots::is_good)?;
@@ -170,7 +175,7 @@ impl Truncator {
         Ok(removed)
     }
 
-    /// Last record that is not needed, at or before `limit`; 0 when all are needed.
+    /// Last record at or before `limit` that is not needed; 0 if all are.
     fn floor(
         &mut self,
         limit: u64,
@@ -186,8 +191,8 @@ impl Truncator {
         let mut sequences = self.checkpoints.sequences()?;
         let is_whole = |at: &u64| is_good(&self.checkpoints, *at);
         let newest_first = sequences.iter().rev();
-        let mut usable = newest_first.filter(|at| self.proven.has(**at) && is_whole(at));
-        let Some(needed) = usable.nth(STATES - 1) else {
+        let mut usable = newest_first.filter(|at| self.usable.contains(**at) && is_whole(at));
+        let Some(needed) = usable.nth(CHECKPOINTS_MIN - 1) else {
             if !self.is_waiting {
                 tracing::info!("journal not truncated: it needs two usable checkpoints");
             }

@@ -48,15 +48,16 @@ pub struct Opened {
     pub session: SessionIx,
     pub user: UserIx,
     pub stp_group: StpGroup,
-    /// The member group and the message rates of the user.
+    /// Member group of the user.
     pub group: MemberGroup,
+    /// Message rates of the user.
     pub rates: Rates,
     /// Last client sequence of the session at the time of this login.
     pub client_seq: u64,
     /// Number of the session's last message at the time of this login; later messages arrive as
     /// reports.
     pub last_number: u64,
-    /// When its dead man's switch fires, in journalled nanoseconds; 0 = it is off.
+    /// Time of the session's dead man's switch, in journalled nanoseconds; 0 = it is off.
     pub cancel_all_at_ns: u64,
 }
 
@@ -150,7 +151,7 @@ pub(crate) struct HotRingPort {
     inbox: Box<[RequestSlot; INBOX]>,
     /// Number of requests in `inbox`.
     inbox_count: usize,
-    /// Index of the first one that is not served.
+    /// Index of the first request that is not served.
     inbox_at: usize,
     final_reports: FinalReports,
     /// Parker of the front.
@@ -336,7 +337,7 @@ impl HotRingPort {
         self.put(|| report);
     }
 
-    /// The spill is more than half full: the front has stopped polling.
+    /// True when the spill is more than half full: the front has stopped polling.
     pub fn is_overrun(&self) -> bool {
         self.spill.len() > SPILL_ROOM / 2
     }
@@ -356,6 +357,7 @@ impl HotRingPort {
         !self.spill.is_empty()
     }
 
+    /// True when the front has dropped its port and all its requests are read.
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }

@@ -23,8 +23,8 @@ impl JournalSink {
         appender.local_bytes() - before
     }
 
-    /// Hands the buffer to the journal's writer. Never waits: false while the writer is busy, and
-    /// the next iteration retries.
+    /// Hands the buffer to the journal's writer. Never waits: false while the writer swaps buffers,
+    /// and the next iteration retries.
     pub fn flush(&mut self) -> bool {
         match self {
             Self::File(appender) => appender.try_flush(),
@@ -37,25 +37,25 @@ impl JournalSink {
         !matches!(self, Self::File(appender) if appender.has_local())
     }
 
-    /// Hands the rest to the journal's writer, at the end.
+    /// Hands the buffer to the journal's writer, and waits for that. Called at the end.
     pub fn finish(&mut self) {
         if let Self::File(appender) = self {
             appender.flush();
         }
     }
 
-    /// More bytes wait for the disk than the bound allows.
+    /// True when more bytes wait for the disk than the bound allows.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::File(appender) if appender.is_full())
     }
 
-    /// The disk has no room at the moment, or is so slow that the buffer is nearly full. The rest
-    /// of the buffer is a reserve.
+    /// True when the journal has no next segment at present, or its buffer is nearly full. The rest
+    /// of the buffer is a reserve for requests that reduce risk.
     pub fn is_in_reserve(&self) -> bool {
         matches!(self, Self::File(appender) if appender.is_stalled() || appender.is_nearly_full())
     }
 
-    /// The journal has failed: no record can be written any more.
+    /// True when the journal has failed: no record can be written any more.
     pub fn is_failed(&self) -> bool {
         matches!(self, Self::File(appender) if appender.is_failed())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// Counters since the start, relaxed: each is right, together they may be an iteration apart.
+/// Counters since the start. Each is exact; together they may differ by an iteration.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Last node sequence.
@@ -12,26 +12,27 @@ pub struct Stats {
     pub trades: AtomicU64,
     /// Requests answered without a journal record.
     pub not_submitted: AtomicU64,
-    /// Of these, refused `BUSY` (rings or journal behind).
+    /// Of these, refused `BUSY`: rings or journal are full.
     pub busy: AtomicU64,
-    /// Most commands in flight at once.
+    /// Maximum number of commands in flight.
     pub in_flight_max: AtomicU64,
-    /// How often the hot thread has parked.
+    /// Number of times that the hot thread has parked.
     pub parks: AtomicU64,
-    /// The hot thread's id, 0 before it runs.
+    /// Thread id of the hot thread; 0 before it runs.
     thread: AtomicI32,
 }
 
 impl Stats {
-    /// Called on the hot thread, before its first iteration.
+    /// Records the id of the calling thread, which is the hot thread.
     pub(crate) fn begin(&self) {
         let thread = rustix::thread::gettid();
         let id = thread.as_raw_nonzero().get();
         self.thread.store(id, Ordering::Relaxed);
     }
 
-    /// Page faults of the hot thread since its start: none are expected while it trades. `None`
-    /// while it does not run. Reads a file: not for the hot thread.
+    /// Page faults of the hot thread since its start; none are expected while it trades.
+    ///
+    /// `None` before the thread runs. Reads a file, so it is not for the hot thread.
     pub fn page_faults(&self) -> Option<u64> {
         let thread = self.thread.load(Ordering::Relaxed);
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
@@ -42,8 +43,8 @@ impl Stats {
 /// Minor and major faults in a `stat` line: fields 10 and 12 of `proc_pid_stat(5)`. The name before
 /// them may contain any byte.
 fn page_faults_of(stat: &str) -> Option<u64> {
-    let (_, behind_name) = stat.rsplit_once(')')?;
-    let mut fields = behind_name.split_ascii_whitespace().skip(7).step_by(2);
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace().skip(7).step_by(2);
     let minor: u64 = fields.next()?.parse().ok()?;
     let major: u64 = fields.next()?.parse().ok()?;
     Some(minor + major)

@@ -15,8 +15,8 @@ pub(crate) enum Timer {
     CancelAllAfter,
 }
 
-/// At most one timer of each kind per session. Setting, clearing and firing one costs the logarithm
-/// of their number, looking for the next one nothing.
+/// At most one timer of each kind per session. Setting and clearing a timer is logarithmic in their
+/// number.
 #[derive(Default)]
 pub(crate) struct Timers {
     due: BTreeSet<(u64, SessionIx, Timer)>,
@@ -42,7 +42,7 @@ impl Timers {
         }
     }
 
-    /// The clock was set by `by_ns`: moves every timer, so that it is as far away as before.
+    /// Moves every timer by `by_ns`, after the clock was set by as much.
     pub fn shift(&mut self, by_ns: i64) {
         let due = std::mem::take(&mut self.due);
         for (at_ns, session, timer) in due {
@@ -50,11 +50,12 @@ impl Timers {
         }
     }
 
+    /// Time of the next timer.
     pub fn next_ns(&self) -> Option<u64> {
         self.due.first().map(|(at_ns, _, _)| *at_ns)
     }
 
-    /// A timer that is due. It stays due until it is cleared: a `BUSY` must not lose it.
+    /// A timer that is due. It stays due until it is cleared, so that a `BUSY` does not lose it.
     pub fn due(&self, now_ns: u64) -> Option<(SessionIx, Timer)> {
         let (at_ns, session, timer) = *self.due.first()?;
         (at_ns <= now_ns).then_some((session, timer))

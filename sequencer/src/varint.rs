@@ -1,8 +1,8 @@
 //! Zero-byte suppression for journal records.
 //!
-//! A command or an event is a fixed number of 8-byte words, most of them small. A payload has a
-//! nibble per word, the number of its low bytes that follow, then those bytes, little-endian. That
-//! is a third of the archive's size.
+//! The archive of a command or an event is a fixed number of 8-byte words, most of them small. A
+//! payload has a nibble per word with the number of its low bytes, then those bytes, little-endian.
+//! That is a third of the archive's size.
 //!
 //! ```text
 //! | word lengths, 4 bits each, the first in the low half | low bytes of word 1 | of word 2 | ...
@@ -23,8 +23,8 @@ const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs an archive of `COUNT` words in place, one after the other. Trailing words that are not put
-/// are zero: no length, no bytes.
+/// Packs an archive of `COUNT` words into a payload, word by word. Trailing words that are not put
+/// are zero and take no bytes.
 pub(crate) struct Packer<'a, const COUNT: usize> {
     /// At least [`PACKED_BYTES_MAX`] long.
     out: &'a mut [u8],
@@ -35,13 +35,14 @@ pub(crate) struct Packer<'a, const COUNT: usize> {
 }
 
 impl<'a, const COUNT: usize> Packer<'a, COUNT> {
-    const FRONT: usize = tag_bytes(COUNT * 8);
+    /// Bytes of the word lengths.
+    const TAG_BYTES: usize = tag_bytes(COUNT * 8);
 
     #[inline(always)]
     pub fn new(out: &'a mut [u8]) -> Self {
         Self {
             out,
-            at: Self::FRONT,
+            at: Self::TAG_BYTES,
             tags: 0,
             shift: 0,
         }
@@ -50,7 +51,7 @@ impl<'a, const COUNT: usize> Packer<'a, COUNT> {
     /// Writes the word lengths and returns the payload's size.
     #[inline(always)]
     pub fn finish(self) -> usize {
-        self.out[..Self::FRONT].copy_from_slice(&self.tags.to_le_bytes()[..Self::FRONT]);
+        self.out[..Self::TAG_BYTES].copy_from_slice(&self.tags.to_le_bytes()[..Self::TAG_BYTES]);
         self.at
     }
 }

@@ -23,17 +23,16 @@ use types::{CancelReason, Id128, InstrumentIx, SessionIx, Side, StpMode, Ticks, 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Each request's batch takes a block of at least 4 KiB, in all less than half of it, so that the
-/// next segment is not started.
+/// The batches of all requests take less than half of it, so that the next segment is not created.
 const SEGMENT_BYTES: u64 = 256 << 20;
 /// Approximate number of orders open at once.
 const OPEN: u64 = 1_000;
 
-/// Lots of an order that sweeps a whole side: a few hundred makers, more events than most commands.
+/// Lots of an order that takes a whole side: a few hundred makers, more events than most commands.
 const SWEEP: u64 = 100_000;
 
-/// Of twenty requests seven are new orders, four cross, one amends and eight cancel what is still
-/// open of those a thousand requests earlier. One in a thousand sweeps.
+/// Of twenty requests seven are new orders, four cross, one amends and eight cancel orders of a
+/// thousand requests earlier. One in a thousand takes a whole side.
 fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
     // The request's order: the number of a new one, or of an older one.
     let number_of = match number % 20 {
@@ -65,7 +64,7 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
         });
     }
     if number % 5_000 == 2_500 {
-        // More events than the lists for sweeps can hold.
+        // More events than the shared event lists have room for.
         return Request::MassCancel(MassCancelRequest {
             scope: MassScope::User(desk.users[user]),
             instrument: InstrumentIx::NONE,
@@ -176,14 +175,14 @@ fn open(front: &mut RingPort, desk: &Desk, user: usize) -> SessionIx {
 /// A node without a journal, or one with a journal on real files.
 enum Node {
     Volatile(Volatile),
-    Kept(SequencerHandle),
+    Journalled(SequencerHandle),
 }
 
 impl Node {
     fn start(config: Config, has_journal: bool) -> Self {
         let backlog = Arc::new(Backlog::default());
         if has_journal {
-            Self::Kept(SequencerHandle::start(config, backlog).expect("starts"))
+            Self::Journalled(SequencerHandle::start(config, backlog).expect("starts"))
         } else {
             Self::Volatile(Volatile::start(config, backlog).expect("starts"))
         }
@@ -192,7 +191,7 @@ impl Node {
     fn port(&self) -> Port {
         match self {
             Self::Volatile(node) => node.port(),
-            Self::Kept(node) => node.port(),
+            Self::Journalled(node) => node.port(),
         }
     }
 }
@@ -226,8 +225,7 @@ fn main() {
             config.spin_us = 1_000;
             config.dir = dir.path().to_path_buf();
             config.snapshot_dir = dir.path().join("snapshots");
-            // Large enough that the next segment is not started: a thread that allocates would make
-            // it.
+            // Large enough that the next segment is not created, since its thread allocates.
             config.segment_bytes = SEGMENT_BYTES;
             config.sync = false;
             let node = Node::start(config, has_journal);
@@ -235,7 +233,7 @@ fn main() {
             let mut front = node.port().rings(1_024, Arc::default()).expect("rings");
             let sessions = [0, 1].map(|user| open(&mut front, &desk, user));
             play(&mut front, &desk, sessions, 1..10_000);
-            // What is counted is the path, with the journal's writer.
+            // Counts the path, with the journal's writer.
             wait_for_rest();
             let region = Region::new(ALLOCATOR);
             let events = play(&mut front, &desk, sessions, 10_000..30_000);

@@ -37,7 +37,7 @@ async fn until_suspect(port: &Port, expected: bool) {
         let is = |core: &sequencer::Core| core.admission().clock().is_suspect();
         while port.inspect(is).await != Ok(expected) {}
     };
-    in_time("the hot thread looks at the clock", waiting).await;
+    in_time("the hot thread checks the clock", waiting).await;
 }
 
 async fn is_open(port: &Port, handle: Handle) -> bool {
@@ -116,7 +116,7 @@ async fn forward_clock_step_blocks_orders_until_confirmed() {
     let reduced = done(&desk.port, amend(&desk, kept, 4)).await;
     assert_eq!(reduced.command.time_ns, START_NS, "time did not step");
     done(&desk.port, cancel(&desk, kept)).await;
-    // Not even when the trusted clock reaches its date: nothing trades meanwhile.
+    // The dated order stays even when the trusted clock reaches its date.
     time.advance_ms(3 * 3_600_000);
     for _ in 0..3 {
         assert!(is_open(&desk.port, dated).await, "an iteration later");
@@ -138,7 +138,7 @@ async fn forward_clock_step_blocks_orders_until_confirmed() {
     assert_eq!(
         state_hash(&handle.port()).await,
         hash,
-        "the journal replays to it"
+        "the journal replays to the same state"
     );
 }
 
@@ -204,10 +204,10 @@ async fn at_a_start_a_clock_before_the_journal_is_confirmed_once() {
     (owned.session, owned.client_seq) = (session, 1);
     let owned = place(&desk, owned).await;
     let last = done(&desk.port, Request::New(order)).await.command;
-    assert_eq!(last.time_ns, START_NS, "journalled time stands still");
+    assert_eq!(last.time_ns, START_NS, "journalled time does not advance");
     assert_eq!(desk.port.time_ns(), START_NS);
 
-    // The rest of the clock runs on meanwhile: a dead man's switch, and the grace of a session.
+    // Timers run meanwhile: a dead man's switch, and the grace period of a session.
     let guarded = desk.session(10, 0).await;
     let mut watched = order;
     (watched.session, watched.client_seq) = (guarded, 1);

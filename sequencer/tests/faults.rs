@@ -62,7 +62,7 @@ async fn the_grace_of_a_session_runs_on_after_a_restart() {
 
     storage.crash(1);
     let handle = start(config(&time), &storage);
-    // Its grace period starts when the node is back, which it is once it answers.
+    // The grace period restarts before the node answers.
     let back = handle.port().inspect(|core| core.sequence()).await;
     assert_eq!(back, Ok(closed.command.sequence));
     time.advance_ms(60_000);
@@ -276,9 +276,9 @@ async fn a_panic_in_an_inspection_does_not_stop_the_market() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let handle = start(config(&time), &storage);
     let desk = open_desk(handle.port(), 1).await;
-    let looked = desk.port.inspect(|_| -> u32 { panic!("on purpose") });
+    let inspected = desk.port.inspect(|_| -> u32 { panic!("on purpose") });
     assert!(
-        tokio::time::timeout(HANG, looked)
+        tokio::time::timeout(HANG, inspected)
             .await
             .expect("answered")
             .is_err()
@@ -389,8 +389,8 @@ async fn cancels_pass_while_a_stalled_disk_refuses_orders() {
     }
 }
 
-/// `BUSY` says that a request was not seen. A repeat of an answered one must not be told so: its
-/// sender would send it again as a new one.
+/// `BUSY` means that a request was not seen. A repeat of an answered request must not get it: the
+/// sender would send the request as a new one.
 #[tokio::test]
 async fn a_repeat_is_seen_while_the_journal_is_busy() {
     let stall = |storage: &MemoryStorage, is_on| storage.stall(is_on);
@@ -429,7 +429,7 @@ async fn repeats_while(shortage: impl Fn(&MemoryStorage, bool)) {
         }
         let repeats: [_; 3] = repeats.try_into().expect("three of them");
         match repeats[2].is_ok() {
-            // The writer has taken the first batch only now: there is space again.
+            // The writer took the first batch after the refusal, so there is room again.
             true => answered += 1,
             false => break (refused, repeats),
         }
@@ -444,7 +444,7 @@ async fn repeats_while(shortage: impl Fn(&MemoryStorage, bool)) {
     });
     assert_eq!((first, last), (Err(seen), Err(seen)));
     assert_eq!(next, Err(SubmitError::Busy), "it was not seen");
-    // It is taken under the same client sequence once the journal goes on, and acts once.
+    // Once the journal continues, it is accepted under the same client sequence, once.
     let taken = async {
         loop {
             match desk.port.call(order(answered + 1)).await {
@@ -472,12 +472,12 @@ async fn a_request_past_the_queue_capacity_is_busy() {
     let (hold_tx, hold_rx) = std::sync::mpsc::channel::<()>();
     let (at_work_tx, at_work_rx) = tokio::sync::oneshot::channel();
     let port = desk.port.clone();
-    let looking = tokio::spawn(async move {
-        let look = port.inspect(move |_| {
+    let inspecting = tokio::spawn(async move {
+        let inspection = port.inspect(move |_| {
             at_work_tx.send(()).expect("the receiver waits");
             hold_rx.recv().expect("released");
         });
-        look.await
+        inspection.await
     });
     at_work_rx.await.expect("the hot thread is held");
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
@@ -496,7 +496,7 @@ async fn a_request_past_the_queue_capacity_is_busy() {
     let order = Request::New(desk.order(0, Side::Buy, 10_000, 1));
     assert_eq!(desk.port.submit(order, Reply::None), Err(SubmitError::Busy));
     hold_tx.send(()).expect("released");
-    looking.await.expect("joins").expect("looked");
+    inspecting.await.expect("joins").expect("inspected");
     for tag in 0..4 {
         let (got, outcome) = tokio::time::timeout(HANG, rx.recv())
             .await
@@ -508,13 +508,15 @@ async fn a_request_past_the_queue_capacity_is_busy() {
 
 #[tokio::test]
 async fn full_journal_refuses_orders_accepts_cancels_and_recovers() {
-    refuses_orders_and_goes_on(|storage, is_on| storage.has_no_room.store(is_on, Ordering::SeqCst))
-        .await;
+    refuses_orders_and_recovers(|storage, is_on| {
+        storage.has_no_room.store(is_on, Ordering::SeqCst)
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_journal_without_a_file_descriptor_does_the_same() {
-    refuses_orders_and_goes_on(|storage, is_on| {
+    refuses_orders_and_recovers(|storage, is_on| {
         storage
             .open_fails_every
             .store(is_on.into(), Ordering::SeqCst);
@@ -523,7 +525,7 @@ async fn a_journal_without_a_file_descriptor_does_the_same() {
 }
 
 /// While `shortage` is on, the journal's next segment cannot be created or opened.
-async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
+async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let mut config = config(&time);
     config.segment_bytes = 16 << 10;

@@ -1,6 +1,6 @@
-//! Fronts with rings of their own: every answer, in order, at any ring size and reader's pace.
+//! Fronts with rings of their own get every answer, in order, at any ring size and reading rate.
 //!
-//! Every message of a session has the number that the journal implies.
+//! Every message of a session has the number that follows from the journal.
 
 mod desk;
 
@@ -162,7 +162,12 @@ async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Mes
 }
 
 /// Requests of funding and settlement between the sessions' orders.
-fn moneys_own(desk: &Desk, sessions: [SessionIx; 2], number: u64, seen: &Seen) -> Option<Request> {
+fn hold_or_settlement_request(
+    desk: &Desk,
+    sessions: [SessionIx; 2],
+    number: u64,
+    seen: &Seen,
+) -> Option<Request> {
     // The money hold of one of the users.
     let hold = HoldIx(u32::from(number % 40 > 20) * (1 + desk.instruments.len() as u32));
     let party = |session| TradeParty {
@@ -256,7 +261,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             };
             ask(&mut front, &mut seen, tagged(number), request);
             // While orders are in flight on both engines.
-            if let Some(request) = moneys_own(&desk, sessions, number, &seen) {
+            if let Some(request) = hold_or_settlement_request(&desk, sessions, number, &seen) {
                 desk.port.submit(request, Reply::None).expect("room");
             }
         }
@@ -295,7 +300,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
 
 /// Sends an order with client order id `first`, 199 amends that each set the next id, and two
 /// requests that need the first id free and the last one in use. Returns the reports.
-fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Seen {
+fn chained_amends(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Seen {
     let mut seen = Seen::default();
     let session = open(front, &mut seen, desk, 0, key).session;
     let order = NewRequest {
@@ -348,7 +353,7 @@ async fn requests_after_a_new_client_order_id_find_it() {
         let mut front = rings(&desk, 1_024);
         // Requests are BUSY when an engine loses its core for longer than the wait.
         let seen = (1..=20)
-            .map(|attempt| chain(&mut front, &desk, u128::from(attempt), attempt * 1_000))
+            .map(|attempt| chained_amends(&mut front, &desk, u128::from(attempt), attempt * 1_000))
             .find(|seen| seen.not_submitted.is_empty())
             .expect("one attempt of 20 without BUSY");
         let first = seen.numbered[0].1.client_order_id;
@@ -505,8 +510,8 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     assert_eq!(of_new.taken[0].0, 6);
 }
 
-/// The answer to a dead man's switch states its own deadline, live as in a replay, even when later
-/// ones are folded before it completes.
+/// The answer to a dead man's switch contains its own deadline, live and in a replay, even if later
+/// requests are applied before it completes.
 #[tokio::test]
 async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
     let storage = Arc::new(MemoryStorage::default());
@@ -551,8 +556,8 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
     assert!(checked > 0);
 }
 
-/// A mass cancel that leaves orders walks them nevertheless: a user's walks in vain are bounded. A
-/// mass cancel of all orders always passes, and other users are not affected.
+/// A mass cancel inspects also the orders that it leaves: inspections in vain are bounded per user.
+/// A mass cancel of all orders always passes, and other users are not affected.
 // rows: R345
 #[tokio::test]
 async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
@@ -591,7 +596,7 @@ async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
             })
         }
     };
-    // A session without orders walks none, whatever other orders its user has.
+    // A mass cancel of a session without orders inspects none.
     let of_session = |session, seq| {
         Request::MassCancel(MassCancelRequest {
             scope: MassScope::Session(session),
@@ -664,8 +669,8 @@ async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
 }
 
-/// A stalled disk delays what is durable, never what a front can send as *accepted*, up to the
-/// bound on what waits for the disk.
+/// A stalled disk delays durability but not *accepted*, up to the bound on the bytes that wait for
+/// the disk.
 #[tokio::test]
 async fn a_stalled_disk_delays_no_report_until_the_bound() {
     let storage = Arc::new(MemoryStorage::default());
@@ -690,7 +695,7 @@ async fn a_stalled_disk_delays_no_report_until_the_bound() {
         last = seen.numbered[seq as usize - 1].0.sequence.get();
     }
     let (durable, refused) = (commit.position(), seen.not_submitted.len());
-    // One that has no room is refused, and the market goes on after the stall.
+    // An order without room is refused, and the market continues after the stall.
     let mut seq = 5_000;
     while seen.not_submitted.is_empty() {
         seq += 1;
@@ -895,7 +900,7 @@ async fn a_front_that_reads_nothing_delays_only_itself() {
     seen.wait(&mut front, |seen| seen.numbered.len() == all);
     assert!(seen.not_submitted.is_empty());
 
-    // It goes away with a request in flight: the answer is dropped.
+    // The front is dropped with a request in flight: the answer is dropped.
     let last = of_session(desk.order(1, Side::Buy, 200, 200), session, 2 + more);
     front.submit(tagged(0), &last).expect("room");
     drop(front);
@@ -993,8 +998,7 @@ async fn a_front_that_lags_when_the_node_stops_gets_every_report() {
     assert_eq!(again.recovered(), last, "what is journalled was reported");
 }
 
-// As for a port: a front's request before, while or after the stop is answered, or is not in the
-// journal.
+// A front's request before, during or after the stop is answered, or is not in the journal.
 #[test]
 fn a_front_that_races_with_the_stop_knows_what_was_taken() {
     for round in 0..60u64 {
@@ -1009,7 +1013,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
         let desk = runtime.block_on(open_desk(handle.port(), 1));
         let begun = runtime
             .block_on(desk.port.inspect(|core| core.sequence()))
-            .expect("looked");
+            .expect("inspected");
         let mut front = rings(&desk, 16);
         let asking = std::thread::spawn(move || {
             let (mut asked, mut seen) = (0, Seen::default());

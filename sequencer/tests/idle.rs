@@ -1,4 +1,4 @@
-//! An idle node burns no core, in every layout, with its journal and its replica running.
+//! An idle node uses no core, in every layout, with its journal and its replica running.
 #![cfg(target_os = "linux")]
 
 mod desk;
@@ -75,7 +75,7 @@ async fn an_idle_node_burns_no_core() {
             }
         }
         assert_eq!(quiet, 2, "{layout:?}: ns of the last second: {busy:?}");
-        // Parked, but at work at once.
+        // Parked threads wake at once.
         done(&desk.port, order).await;
     }
 }

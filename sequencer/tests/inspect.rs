@@ -33,7 +33,7 @@ async fn market(dir: &Path) -> (Sequence, u64) {
     handle.commit().wait(last).await.expect("durable");
     let hash = handle.port().inspect(|core| core.state_hash()).await;
     handle.stop();
-    (last, hash.expect("looked"))
+    (last, hash.expect("inspected"))
 }
 
 fn node() -> NodeId {

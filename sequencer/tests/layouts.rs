@@ -108,7 +108,7 @@ async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
         .port
         .inspect(|core| core.state_hash())
         .await
-        .expect("looked");
+        .expect("inspected");
     handle.stop();
     (records, hash)
 }
@@ -131,8 +131,8 @@ async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
     }
 }
 
-// Requests are sent without waiting: engines and admission drift apart, and the journal must still
-// replay to the live state. rows: R174 R180
+// Requests are sent without waiting, so engines lag admission. The journal must still replay to the
+// live state. rows: R174 R180
 #[tokio::test]
 async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
     for layout in LAYOUTS {
@@ -171,7 +171,7 @@ async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
             core.admission().check_invariants();
             (core.state_hash(), core.trades())
         });
-        let (live, traded) = live.await.expect("looked");
+        let (live, traded) = live.await.expect("inspected");
         assert!(traded > 200, "{layout:?}: the flow trades");
         handle.commit().wait(last).await.expect("durable");
         drop(handle);
@@ -183,7 +183,7 @@ async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
             .port()
             .inspect(|core| core.state_hash())
             .await
-            .expect("looked");
+            .expect("inspected");
         assert_eq!(replayed, live, "{layout:?}: same priorities, same money");
     }
 }
@@ -193,10 +193,10 @@ async fn last_applied(desk: &Desk) -> Sequence {
     let ix = desk.instruments[0];
     let last = move |core: &Core| core.book(ix).map(|book| book.image().sequence);
     let last = desk.port.inspect(last).await;
-    last.expect("looked").expect("it has a book")
+    last.expect("inspected").expect("it has a book")
 }
 
-/// Makes user 0 rest `orders` sell orders of one lot.
+/// Rests `orders` sell orders of one lot for user 0.
 async fn rest(desk: &Desk, layout: Layout, orders: u64) {
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     let mut resting = 0;

@@ -1,7 +1,7 @@
-//! A node with thousands of instruments: what its start opens does not grow with their number, and
-//! an idle one takes little memory.
+//! A node with thousands of instruments: files and threads do not grow with their number, and an
+//! idle instrument takes little memory.
 //!
-//! One test alone in its binary, since it counts the files, threads and memory of the process.
+//! One test, since it counts the files, threads and memory of the process.
 
 mod desk;
 

@@ -58,8 +58,8 @@ async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> (Sequence, u64) {
 }
 
 async fn hash(handle: &SequencerHandle) -> u64 {
-    let looked = handle.port().inspect(|core| core.state_hash()).await;
-    looked.expect("looked")
+    let hash = handle.port().inspect(|core| core.state_hash()).await;
+    hash.expect("inspected")
 }
 
 // rows: R174 R180
@@ -128,7 +128,7 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
     handle.commit().wait(last).await.expect("durable");
     checkpoint(&handle, dir.path()).await;
     handle.stop();
-    // Its last record is damaged: to the journal alone a torn tail, which it would truncate.
+    // The last record is damaged. The journal alone would truncate it as a torn tail.
     let first = dir.path().join("0000000001.log");
     let whole = std::fs::read(&first).expect("read");
     let end = whole.iter().rposition(|byte| *byte != 0).expect("written");
@@ -140,12 +140,12 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
             assert_eq!((snapshot, journal.next()), (last, last));
         }
         Err(other) => panic!("another error: {other}"),
-        Ok(_) => panic!("a lost record was not noticed"),
+        Ok(_) => panic!("a lost record was not detected"),
     }
     assert_eq!(
         std::fs::read(&first).expect("read"),
         damaged,
-        "nothing was cut"
+        "nothing was truncated"
     );
     std::fs::write(&first, &whole).expect("repaired");
     start(dir.path()).expect("starts again").stop();
@@ -161,7 +161,7 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
             assert_eq!((snapshot, journal), (last, Sequence(0)));
         }
         Err(other) => panic!("another error: {other}"),
-        Ok(_) => panic!("lost records were not noticed"),
+        Ok(_) => panic!("lost records were not detected"),
     }
 }
 
@@ -170,7 +170,7 @@ async fn a_folder_is_used_by_one_node_at_a_time_and_a_replay_only_reads() {
     let dir = tempfile::tempdir().expect("folder");
     let missing = dir.path().join("missing");
     assert!(replay(&missing, None).is_err());
-    assert!(!missing.exists(), "a replay makes nothing");
+    assert!(!missing.exists(), "a replay creates nothing");
     let handle = start(dir.path()).expect("starts");
     assert!(matches!(start(dir.path()), Err(StartError::InUse(_))));
     handle.stop();

@@ -41,7 +41,7 @@ fn start(dir: &Path) -> SequencerHandle {
     SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
-/// Keeps next to nothing beside what a consumer needs.
+/// Keeps 64 KiB and the records that a consumer needs.
 fn retention(follower: &Durable) -> Retention {
     let mut retention = Retention::new(64 << 10, vec![follower.clone()]);
     retention.every = Duration::from_millis(5);
@@ -62,9 +62,9 @@ async fn trade(handle: &SequencerHandle, desk: &desk::Desk, orders: u64) -> Sequ
 }
 
 /// State hash and open orders.
-async fn look(handle: &SequencerHandle) -> (u64, usize) {
+async fn state_of(handle: &SequencerHandle) -> (u64, usize) {
     let state = |core: &sequencer::Core| (core.state_hash(), core.admission().orders().count());
-    handle.port().inspect(state).await.expect("looked")
+    handle.port().inspect(state).await.expect("inspected")
 }
 
 fn first(dir: &Path) -> u64 {
@@ -102,20 +102,20 @@ impl metrics::Recorder for Rounds {
 }
 
 /// Starts truncation for a follower of that name.
-fn keep_log(handle: &mut SequencerHandle, retention: Retention) {
+fn start_retention(handle: &mut SequencerHandle, retention: Retention) {
     // The second test of the process finds it installed.
     let _ = metrics::set_global_recorder(&ROUNDS);
-    handle.keep_log(retention).expect("a service");
+    handle.start_retention(retention).expect("a service");
 }
 
-/// Waits until the truncation for a follower has begun and ended a round.
-fn a_round(follower: &str) {
+/// Waits until the truncation for a follower has run a whole round.
+fn wait_for_a_round(follower: &str) {
     let rounds = || {
         let rounds = ROUNDS.0.lock().expect("no panic");
         rounds.get(follower).copied().unwrap_or(0)
     };
-    // A round counts as one, or as two when it removes: the first of four may be of one that had
-    // begun, the last is of the round after.
+    // A round sets the gauge once, or twice when it removes segments. Of four further settings the
+    // first two may belong to a round that had begun.
     let enough = rounds() + 4;
     wait_until("rounds of truncation", || rounds() >= enough);
 }
@@ -130,11 +130,11 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Writes the node's state as its replica does.
 async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> Sequence {
-    let look = |core: &sequencer::Core| (core.sequence(), core.image().encode());
-    let (at, image) = handle.port().inspect(look).await.expect("looked");
+    let read = |core: &sequencer::Core| (core.sequence(), core.image().encode());
+    let (at, image) = handle.port().inspect(read).await.expect("inspected");
     let image = image.expect("encoded");
     snapshots(dir).write(at.get(), &image).expect("written");
-    handle.replica_parts().proven.note(at);
+    handle.replica_parts().usable.insert(at);
     at
 }
 
@@ -142,10 +142,10 @@ fn snapshots(dir: &Path) -> Snapshots {
     Snapshots::new(&dir.join("journal/snapshots"))
 }
 
-/// A whole file that counts as a state usable by a restart.
-fn state(at: u64, dir: &Path, proven: &UsableCheckpoints) {
+/// Writes a whole file that counts as a usable checkpoint.
+fn write_usable(at: u64, dir: &Path, usable: &UsableCheckpoints) {
     snapshots(dir).write(at, b"state").expect("written");
-    proven.note(Sequence(at));
+    usable.insert(Sequence(at));
 }
 
 // rows: R174 R180
@@ -156,23 +156,23 @@ async fn r174_truncation_keeps_records_of_followers_and_restart() {
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
     let follower = Durable::new("follower");
-    keep_log(&mut handle, retention(&follower));
+    start_retention(&mut handle, retention(&follower));
     trade(&handle, &desk, 300).await;
     follower.set(Sequence(u64::MAX));
     // No checkpoint, one, a damaged one besides, one unusable to this process: nothing is removed.
-    let nothing_goes = |what: &str| {
-        a_round("follower");
+    let nothing_is_removed = |what: &str| {
+        wait_for_a_round("follower");
         assert_eq!(first(dir), 1, "{what}");
     };
-    nothing_goes("no checkpoint");
+    nothing_is_removed("no checkpoint");
     let oldest = checkpoint(&handle, dir).await;
-    nothing_goes("one");
+    nothing_is_removed("one");
     let file = dir.join(format!("journal/snapshots/{:020}.snap", 150));
     std::fs::write(&file, b"damaged").expect("written");
-    handle.replica_parts().proven.note(Sequence(150));
-    nothing_goes("a damaged one");
+    handle.replica_parts().usable.insert(Sequence(150));
+    nothing_is_removed("a damaged one");
     snapshots(dir).write(170, b"state").expect("written");
-    nothing_goes("one of another process");
+    nothing_is_removed("one of another process");
     for at in [150, 170] {
         let file = dir.join(format!("journal/snapshots/{at:020}.snap"));
         std::fs::remove_file(file).expect("removed");
@@ -181,32 +181,32 @@ async fn r174_truncation_keeps_records_of_followers_and_restart() {
     follower.set(Sequence(200));
     trade(&handle, &desk, 200).await;
     let older = checkpoint(&handle, dir).await;
-    nothing_goes("no checkpoint for the follower");
+    nothing_is_removed("no checkpoint for the follower");
     follower.set(oldest);
-    wait_until("a segment goes", || first(dir) > 200);
+    wait_until("a segment is removed", || first(dir) > 200);
     let last = trade(&handle, &desk, 200).await;
     checkpoint(&handle, dir).await;
-    a_round("follower");
+    wait_for_a_round("follower");
     assert!(first(dir) <= oldest.get() + 1, "{}", first(dir));
     follower.set(last);
     // As far as whole segments, of sixteen blocks each, are at or before the older of two.
-    wait_until("more goes", || first(dir) + 40 > older.get());
+    wait_until("more is removed", || first(dir) + 40 > older.get());
     assert!(first(dir) <= older.get() + 1);
 
-    let live = look(&handle).await;
+    let live = state_of(&handle).await;
     handle.stop();
     let again = start(dir);
     assert_eq!(again.recovered(), last);
-    assert_eq!(look(&again).await, live);
+    assert_eq!(state_of(&again).await, live);
     again.stop();
     // From the older snapshot too.
     let newest = *snapshots(dir).good().expect("read").last().expect("three");
     std::fs::remove_file(dir.join(format!("journal/snapshots/{newest:020}.snap")))
         .expect("removed");
     let again = start(dir);
-    assert_eq!((again.recovered(), look(&again).await), (last, live));
+    assert_eq!((again.recovered(), state_of(&again).await), (last, live));
     again.stop();
-    people_see_the_rest(&dir.join("journal"), last, live.0);
+    inspection_shows_the_rest(&dir.join("journal"), last, live.0);
 
     std::fs::remove_dir_all(dir.join("journal/snapshots")).expect("removed");
     let error = SequencerHandle::start(config(dir), Arc::default()).map(|_| ());
@@ -220,7 +220,7 @@ async fn r174_truncation_keeps_records_of_followers_and_restart() {
     );
 }
 
-fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
+fn inspection_shows_the_rest(journal: &Path, last: Sequence, hash: u64) {
     let folder = Folder::new(journal);
     let first = folder.first().expect("readable");
     let listing = folder.list().expect("listed");
@@ -261,9 +261,9 @@ async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
     trade(&handle, &desk, 700).await;
-    let proven = handle.replica_parts().proven;
+    let usable = handle.replica_parts().usable;
     for at in [70, 150, 560, 580] {
-        state(at, dir, &proven);
+        write_usable(at, dir, &usable);
     }
     let listing = Folder::new(&dir.join("journal")).list().expect("listed");
     let late = |line: &&SegmentLine| line.first.is_some_and(|first| first > 350);
@@ -276,9 +276,9 @@ async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
         .filter(late)
         .map(|line| line.bytes)
         .sum();
-    keep_log(&mut handle, retention);
-    wait_until("a segment goes", || first(dir) > 100);
-    a_round("one that resends");
+    start_retention(&mut handle, retention);
+    wait_until("a segment is removed", || first(dir) > 100);
+    wait_for_a_round("one that resends");
     assert!(first(dir) <= 151, "{}", first(dir));
     handle.stop();
 }
@@ -288,8 +288,8 @@ fn whole() -> std::io::Result<Sequence> {
     Ok(Sequence::ZERO)
 }
 
-// A running hot thread ends the sessions that were open, with records of its own: missing records
-// must be noticed before.
+// A hot thread closes the open sessions with records of its own. Missing records must be detected
+// before that.
 #[tokio::test]
 async fn database_ahead_of_the_journal_fails_the_start() {
     let dir = tempfile::tempdir().expect("folder");
@@ -341,10 +341,10 @@ fn a_failed_checkpoint_is_retried_after_a_pause() {
     let dir = tempfile::tempdir().expect("folder");
     let file = dir.path().join("no folder");
     std::fs::write(&file, b"").expect("written");
-    let proven = UsableCheckpoints::default();
+    let usable = UsableCheckpoints::default();
     let mut config = every(1);
     let keeper =
-        |config| CheckpointKeeper::new("reader", &file, config, Sequence::ZERO, proven.clone());
+        |config| CheckpointKeeper::new("reader", &file, config, Sequence::ZERO, usable.clone());
     let fail = |keeper: &mut CheckpointKeeper| {
         assert!(keeper.is_due(Sequence(5)));
         let (made, seen) = std::sync::mpsc::channel();

@@ -261,7 +261,7 @@ async fn confirm_clock(desk: &Desk, time: &Time) {
     time.set_wrong_by(86_400_000_000_000);
     let is_suspect = |core: &sequencer::Core| core.admission().clock().is_suspect();
     let waiting = async { while desk.port.inspect(is_suspect).await != Ok(true) {} };
-    in_time("the hot thread looks at the clock", waiting).await;
+    in_time("the hot thread checks the clock", waiting).await;
     let confirm = Request::ConfirmClock {
         offset_ns: 86_400_000_000_000,
         through_ns: 0,
@@ -308,7 +308,8 @@ async fn rest_of_the_events(desk: &Desk) {
     done(&desk.port, Request::Amend(amend)).await;
 }
 
-/// A cancel of an order that has just gone: a race, so the record is built directly.
+/// The record of a cancel of an order that has just ended. It is built directly, since it takes a
+/// race.
 fn late_cancel() -> Arc<MemoryStorage> {
     let storage = Arc::new(MemoryStorage::default());
     let config = journal::Config::default();
@@ -364,7 +365,7 @@ async fn r174_a_payload_of_each_kind_is_read_by_this_version_of_the_format() {
     for seed in &seeds {
         let bytes = std::fs::read(seed).expect("read");
         let name = seed.file_name().unwrap_or_default().to_string_lossy();
-        // There may be inputs that a fuzzer has found, too.
+        // The folder may also have inputs that a fuzzer has found.
         if let Some((kind, _)) = name.split_once('-') {
             let frame = Frame {
                 kind: FrameKind::Command,

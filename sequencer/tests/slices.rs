@@ -26,31 +26,31 @@ fn files(dir: &Path) -> Config {
     config
 }
 
-fn by_hand(dir: &Path) -> InlineNode {
+fn inline_node(dir: &Path) -> InlineNode {
     InlineNode::start(files(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
 /// Polls until nothing is left to do; returns the number of iterations with work.
-async fn turn(node: &mut InlineNode) -> usize {
-    let mut turns = 0;
+async fn poll_all(node: &mut InlineNode) -> usize {
+    let mut polls = 0;
     for _ in 0..4 {
         // The callers run on this thread too.
         tokio::task::yield_now().await;
         while node.poll() {
-            turns += 1;
+            polls += 1;
         }
     }
-    turns
+    polls
 }
 
-fn asked(port: &Port, request: Request) -> JoinHandle<Result<Record, SubmitError>> {
+fn spawn_call(port: &Port, request: Request) -> JoinHandle<Result<Record, SubmitError>> {
     let port = port.clone();
     tokio::spawn(async move { port.call(request).await })
 }
 
-async fn turned(node: &mut InlineNode, request: Request) -> Result<Record, SubmitError> {
-    let answer = asked(&node.port(), request);
-    turn(node).await;
+async fn call(node: &mut InlineNode, request: Request) -> Result<Record, SubmitError> {
+    let answer = spawn_call(&node.port(), request);
+    poll_all(node).await;
     answer.await.expect("no panic")
 }
 
@@ -60,15 +60,15 @@ async fn market(node: &mut InlineNode, orders: usize) -> Desk {
     let since = std::time::Instant::now();
     while !opening.is_finished() {
         assert!(since.elapsed() < desk::HANG, "the market does not open");
-        turn(node).await;
+        poll_all(node).await;
     }
     let desk = opening.await.expect("no panic");
     for at in 0..orders {
         let order = rests(&desk, 0, at);
-        turned(node, Request::New(order)).await.expect("taken");
+        call(node, Request::New(order)).await.expect("taken");
     }
     let order = rests(&desk, 1, 0);
-    turned(node, Request::New(order)).await.expect("taken");
+    call(node, Request::New(order)).await.expect("taken");
     desk
 }
 
@@ -104,28 +104,28 @@ fn ended(record: &Record) -> usize {
 
 async fn open_orders(node: &mut InlineNode) -> Vec<(UserIx, Sequence)> {
     let port = node.port();
-    let looking = tokio::spawn(async move {
-        let look = |core: &sequencer::Core| -> Vec<_> {
+    let inspecting = tokio::spawn(async move {
+        let inspection = |core: &sequencer::Core| -> Vec<_> {
             let open = core.admission().orders();
             open.map(|order| (order.user, order.sequence)).collect()
         };
-        port.inspect(look).await
+        port.inspect(inspection).await
     });
-    turn(node).await;
-    looking.await.expect("no panic").expect("looked")
+    poll_all(node).await;
+    inspecting.await.expect("no panic").expect("inspected")
 }
 
 // rows: R341
 #[tokio::test]
 async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     let dir = tempfile::tempdir().expect("folder");
-    let mut node = by_hand(dir.path());
+    let mut node = inline_node(dir.path());
     let desk = market(&mut node, 1_000).await;
     let port = node.port();
-    let cancel = asked(&port, mass_cancel(desk.users[0], None, 7));
-    let others = asked(&port, Request::New(rests(&desk, 1, 1)));
-    let own = asked(&port, Request::New(rests(&desk, 0, 0)));
-    let turns = turn(&mut node).await;
+    let cancel = spawn_call(&port, mass_cancel(desk.users[0], None, 7));
+    let others = spawn_call(&port, Request::New(rests(&desk, 1, 1)));
+    let own = spawn_call(&port, Request::New(rests(&desk, 0, 0)));
+    let polls = poll_all(&mut node).await;
     let (cancel, others, own) = tokio::join!(cancel, others, own);
     let [cancel, others, own] =
         [cancel, others, own].map(|answer| answer.expect("no panic").expect("taken"));
@@ -144,8 +144,8 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
         own.command.sequence.get() + 3
     );
     assert!(
-        turns >= 1_000usize.div_ceil(SLICE),
-        "one slice per iteration: {turns}"
+        polls >= 1_000usize.div_ceil(SLICE),
+        "one slice per iteration: {polls}"
     );
     // An order after the mass cancel stays.
     let left = open_orders(&mut node).await;
@@ -153,7 +153,7 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     let is_left = |order: &Record| left.iter().any(|(_, at)| *at == order.command.sequence);
     assert!(is_left(&own) && is_left(&others));
     // A repeat of the call is recognised by its key.
-    let again = turned(&mut node, mass_cancel(desk.users[0], None, 7)).await;
+    let again = call(&mut node, mass_cancel(desk.users[0], None, 7)).await;
     let SubmitError::Refused(reject) = again.expect_err("seen") else {
         panic!("refused for what it is");
     };
@@ -164,10 +164,10 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
 #[tokio::test]
 async fn r180_slices_replay_to_the_live_state_and_leave_what_the_filter_leaves() {
     let dir = tempfile::tempdir().expect("folder");
-    let mut node = by_hand(dir.path());
+    let mut node = inline_node(dir.path());
     let desk = market(&mut node, 1_200).await;
     let sells = mass_cancel(desk.users[0], Some(Side::Sell), 0);
-    let record = turned(&mut node, sells).await.expect("taken");
+    let record = call(&mut node, sells).await.expect("taken");
     assert_eq!(ended(&record), 600);
     assert_eq!(open_orders(&mut node).await.len(), 601);
     let key_hash = Id128::from_u128(9);
@@ -176,16 +176,20 @@ async fn r180_slices_replay_to_the_live_state_and_leave_what_the_filter_leaves()
         is_engaged: true,
         key_hash,
     };
-    let record = turned(&mut node, switch).await.expect("taken");
-    assert_eq!(ended(&record), 600, "the kill switch too goes by slices");
+    let record = call(&mut node, switch).await.expect("taken");
+    assert_eq!(
+        ended(&record),
+        600,
+        "the kill switch also ends orders in slices"
+    );
     let Command::CancelSlice(last) = record.command.command else {
         panic!("{record:?}");
     };
     assert_eq!(last.key_hash, key_hash, "its answer counts all of them");
     let port = node.port();
-    let looking = tokio::spawn(async move { port.inspect(|core| core.state_hash()).await });
-    turn(&mut node).await;
-    let live = looking.await.expect("no panic").expect("looked");
+    let inspecting = tokio::spawn(async move { port.inspect(|core| core.state_hash()).await });
+    poll_all(&mut node).await;
+    let live = inspecting.await.expect("no panic").expect("inspected");
     drop(node);
     let replayed = replay(dir.path(), None).expect("replays");
     assert_eq!(replayed.state_hash(), live);
@@ -197,9 +201,9 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
     const ORDERS: usize = 8_000;
     let (dir, crashed) = (tempfile::tempdir(), tempfile::tempdir());
     let (dir, crashed) = (dir.expect("folder"), crashed.expect("folder"));
-    let mut node = by_hand(dir.path());
+    let mut node = inline_node(dir.path());
     let desk = market(&mut node, ORDERS).await;
-    let _answer = asked(&node.port(), mass_cancel(desk.users[0], None, 7));
+    let _answer = spawn_call(&node.port(), mass_cancel(desk.users[0], None, 7));
     tokio::task::yield_now().await;
     // The command and a slice or two after it; then the machine crashes.
     let commit = node.commit().expect("a journal");
@@ -219,8 +223,8 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
         "it was in progress: {left} are left"
     );
 
-    let mut again = by_hand(crashed.path());
-    turn(&mut again).await;
+    let mut again = inline_node(crashed.path());
+    poll_all(&mut again).await;
     let left = open_orders(&mut again).await;
     assert_eq!(left.len(), 1, "the other member's: {left:?}");
     assert_eq!(left[0].0, desk.users[1]);
@@ -230,17 +234,19 @@ async fn r174_a_mass_cancel_goes_on_after_a_crash_between_its_slices() {
 #[tokio::test]
 async fn r345_mass_cancels_of_members_are_scheduled_fairly() {
     let dir = tempfile::tempdir().expect("folder");
-    let mut node = by_hand(dir.path());
+    let mut node = inline_node(dir.path());
     let desk = market(&mut node, 4_000).await;
     for at in 1..600 {
         let order = rests(&desk, 1, at);
-        turned(&mut node, Request::New(order)).await.expect("taken");
+        call(&mut node, Request::New(order)).await.expect("taken");
     }
     let all = |user: UserIx| mass_cancel(user, None, 0);
     let port = node.port();
-    let many: Vec<_> = (0..20).map(|_| asked(&port, all(desk.users[0]))).collect();
-    let others = asked(&port, all(desk.users[1]));
-    turn(&mut node).await;
+    let many: Vec<_> = (0..20)
+        .map(|_| spawn_call(&port, all(desk.users[0])))
+        .collect();
+    let others = spawn_call(&port, all(desk.users[1]));
+    poll_all(&mut node).await;
     let others = others.await.expect("no panic").expect("taken");
     assert_eq!(ended(&others), 600);
     let mut counts = Vec::new();
@@ -255,7 +261,7 @@ async fn r345_mass_cancels_of_members_are_scheduled_fairly() {
     }
     assert_eq!(counts.iter().sum::<usize>(), 4_000, "{counts:?}");
     assert_eq!(open_orders(&mut node).await, []);
-    let later = turned(&mut node, all(desk.users[0])).await;
+    let later = call(&mut node, all(desk.users[0])).await;
     assert_eq!(later.map(|record| ended(&record)), Ok(0));
 }
 

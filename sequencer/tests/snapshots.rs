@@ -81,8 +81,8 @@ async fn trade(desk: &Desk, seed: u64, count: u64) -> Sequence {
 }
 
 async fn hash(handle: &SequencerHandle) -> u64 {
-    let looked = handle.port().inspect(|core| core.state_hash()).await;
-    looked.expect("looked")
+    let hash = handle.port().inspect(|core| core.state_hash()).await;
+    hash.expect("inspected")
 }
 
 /// Waits for a snapshot at or after `sequence`.
@@ -195,7 +195,7 @@ async fn a_bad_snapshot_is_skipped_for_the_one_before_it() {
         let restored = restored.expect("read");
         broken += usize::from(restored.is_none_or(|core| core.sequence() != Sequence(found[0])));
     }
-    assert!(broken > 0, "some of it is noticed");
+    assert!(broken > 0, "some of it is detected");
 
     // With all of them bad the journal alone is enough.
     for at in keep_all.sequences().expect("listed") {
@@ -248,7 +248,7 @@ async fn a_journal_whose_beginning_is_gone_starts_from_its_snapshots() {
     again.stop();
     let replayed = replay(dir.path(), Some(last)).expect("from a snapshot");
     assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
-    // Without a snapshot the rest is not enough, and the error states it.
+    // Without a snapshot the rest is not enough, and the error names the truncation.
     std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
     let error = replay(dir.path(), None).err().expect("records are missing");
     assert!(error.to_string().contains("truncated"), "{error}");
@@ -267,13 +267,13 @@ async fn a_quiet_node_gets_its_snapshot_by_time() {
     let last = trade(&desk, 5, 40).await;
     let found = wait_for_snapshot(dir.path(), last);
     assert_eq!(found.last(), Some(&last.get()));
-    // And no further one while nothing happens, however much time passes.
+    // No further one while there is no command, however much time passes.
     let always = SnapshotConfig {
         every: Duration::ZERO,
         ..every(1_000_000)
     };
-    let (folder, proven) = (dir.path().join("snapshots"), UsableCheckpoints::default());
-    let mut keeper = CheckpointKeeper::new("reader", &folder, always, last, proven);
+    let (folder, usable) = (dir.path().join("snapshots"), UsableCheckpoints::default());
+    let mut keeper = CheckpointKeeper::new("reader", &folder, always, last, usable);
     assert!(!keeper.is_due(last) && keeper.is_due(last.next()));
     // A second replica replaces the first.
     drop(replica);

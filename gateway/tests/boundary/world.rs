@@ -192,7 +192,7 @@ impl World {
             let followers = vec![history.clone(), feed.clone(), settled.clone()];
             let mut retention = Retention::new(bytes, followers);
             retention.every = Duration::from_millis(20);
-            sequencer.keep_log(retention).unwrap();
+            sequencer.start_retention(retention).unwrap();
         }
         let settlement_config = SettlementConfig {
             data_dir: folder.join("settlement"),

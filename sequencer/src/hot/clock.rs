@@ -9,7 +9,7 @@ use types::{Command, RejectReason};
 use super::Hot;
 
 impl Hot {
-    /// Detects and journals that the clock has become suspect or is back. Retried after `BUSY`.
+    /// Journals that the clock has become suspect or has recovered. Retried after `BUSY`.
     #[inline]
     pub(super) fn look_at_clock(&mut self) -> bool {
         let suspect_ns = self.config.clock.suspect_ns();
@@ -42,8 +42,8 @@ impl Hot {
         }
     }
 
-    /// Switches to the machine's clock as soon as its confirmation has a sequence. If the command
-    /// is lost with the node, the next start compares the clocks again.
+    /// Switches to the machine's clock once the confirmation has a sequence. If the command is lost
+    /// in a crash, the next start compares the clocks again.
     pub(super) fn watch_clock(&mut self, command: &Command) {
         if !matches!(command, Command::ConfirmClock(_)) {
             return;

@@ -1,7 +1,7 @@
 //! Completion of commands: drains the engines' reports and completes commands in sequence.
 //!
-//! A complete command goes into admission's state, its messages to the fronts of the sessions they
-//! concern, its record into the journal's buffer.
+//! Completion applies a command to admission's state, sends its messages to the fronts of their
+//! sessions, and appends its record to the journal's buffer.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ struct Router<'a> {
     /// Ring of each session.
     routes: &'a [u16],
     stamp: Stamp,
-    /// The session of the request has been answered.
+    /// A message of the command answers its request.
     has_answered: bool,
 }
 
@@ -58,7 +58,7 @@ fn route(rings: &mut [HotRingPort], routes: &mut Vec<u16>, port: usize, opened: 
     rings[port].put(|| Report::Opened(opened));
 }
 
-/// The report of a command that has opened a session.
+/// The report for a command that has opened a session.
 #[cold]
 fn opened(admission: &Admission, tag: u64, epoch: Sequence, open: &OpenSession) -> Opened {
     let row = admission.session(open.session);
@@ -88,22 +88,22 @@ impl Hot {
         while at < self.busy.len() {
             let place = self.busy[at];
             did_work |= self.engine_pool.step(place);
-            let (core, flights) = (&mut self.core, &mut self.flights);
+            let (core, in_flight) = (&mut self.core, &mut self.in_flight);
             let (scan_limiter, clock) = (&mut self.scan_limiter, &self.config.clock);
             let engine_ring = &mut self.engine_rings[place];
             let expiry_ns = engine_ring.next_expiry_ns;
             did_work |= engine_ring.drain(|report| match report {
-                // Applied when its command completes.
-                engine_ring::Report::Event(event) => flights.event(event),
+                // Applied to admission when its command completes.
+                engine_ring::Report::Event(event) => in_flight.event(event),
                 engine_ring::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
                 engine_ring::Report::Done {
                     sequence, looks, ..
                 } => {
                     if *looks > 0 {
-                        let member = flights.member(*sequence);
+                        let member = in_flight.member(*sequence);
                         scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
                     }
-                    flights.done(*sequence);
+                    in_flight.done(*sequence);
                 }
                 engine_ring::Report::Nothing => {}
             });
@@ -120,22 +120,23 @@ impl Hot {
         while self.complete_next() {
             did_work = true;
         }
-        if !did_work && !self.flights.is_empty() {
+        if !did_work && !self.in_flight.is_empty() {
             self.check_engine_pool();
         }
         did_work
     }
 
-    /// Completes the next command if it is ready: admission's state, messages to the fronts
-    /// (*accepted*), record into the journal's buffer. No request is taken in between.
+    /// Completes the first command in flight, if all its engines have finished; true if so.
+    ///
+    /// Its messages mean *accepted*. No request is admitted in between.
     pub(super) fn complete_next(&mut self) -> bool {
-        let is_last = self.flights.len() == 1;
-        let Some(flight) = self.flights.complete() else {
+        let is_last = self.in_flight.len() == 1;
+        let Some(entry) = self.in_flight.complete() else {
             return false;
         };
-        let command = &flight.command;
-        self.tally.events += flight.events.len() as u64;
-        if is_last && std::mem::take(&mut self.is_last_owed) {
+        let command = &entry.command;
+        self.tally.events += entry.events.len() as u64;
+        if is_last && std::mem::take(&mut self.is_last_unapplied) {
             let book = self.core.begin(command);
             assert!(book.is_none(), "an order command creates no book");
         }
@@ -151,15 +152,15 @@ impl Hot {
             has_answered: false,
         };
         self.core.report(&cause, &command.command, &mut router);
-        for event in &flight.events {
+        for event in &entry.events {
             if let Event::Trade(trade) = &event.event {
                 Self::count_trade(&mut self.meters, &self.core, trade);
             }
             self.core.event(event, &cause, &mut router);
         }
-        let events = flight.events.len();
+        let events = entry.events.len();
         self.core.end(&cause, &command.command, events, &mut router);
-        if let ReplyTo::Ring { port, tag } = flight.owed {
+        if let ReplyTo::Ring { port, tag } = entry.reply_to {
             let (has_answered, stamp) = (router.has_answered, router.stamp);
             if let Command::OpenSession(open) = &command.command {
                 let opened = opened(self.core.admission(), tag, stamp.sequence, open);
@@ -169,29 +170,32 @@ impl Hot {
             }
         }
         let member = command.command.member();
-        let bytes = self.keep.append(command, &flight.events);
-        let gathered = gather(&mut self.sweeping, command, &flight.events);
-        if let ReplyTo::Reply(reply) = &mut flight.owed
+        let bytes = self.keep.append(command, &entry.events);
+        let gathered = gather(&mut self.sweeping, command, &entry.events);
+        if let ReplyTo::Reply(reply) = &mut entry.reply_to
             && !matches!(reply, Reply::None)
         {
             let reply = std::mem::replace(reply, Reply::None);
-            // Before the answer: a read after it is not older than the answer.
+            // Published before the answer: a read after the answer is not older than it.
             let sequence = &self.stats.sequence;
             sequence.store(self.core.sequence().get(), Ordering::Release);
-            let command = flight.command;
-            let events = gathered.unwrap_or_else(|| flight.take_events());
+            let command = entry.command;
+            let events = gathered.unwrap_or_else(|| entry.take_events());
             reply.send(Ok(Record { command, events }));
         }
-        self.flights.leave();
+        self.in_flight.remove_first();
         self.count_bytes(member, bytes);
         true
     }
 
-    /// Applies the last command to admission's state, if that is still due.
+    /// Applies the last command to admission's state, unless it was applied.
     #[inline]
     pub(super) fn begin_last(&mut self) {
-        if std::mem::take(&mut self.is_last_owed) {
-            let last = self.flights.last().expect("an owed command is in flight");
+        if std::mem::take(&mut self.is_last_unapplied) {
+            let last = self
+                .in_flight
+                .last()
+                .expect("an unapplied command is in flight");
             let book = self.core.begin(last);
             assert!(book.is_none(), "an order command creates no book");
         }

@@ -8,15 +8,15 @@ use crate::port::Inspection;
 impl Hot {
     /// Runs `read` between two commands: waits until nothing is in flight and borrows the books.
     pub(super) fn show(&mut self, read: Inspection) {
-        while !self.flights.is_empty() {
+        while !self.in_flight.is_empty() {
             self.pump();
         }
         for at in 0..self.engine_rings.len() {
-            while !self.engine_rings[at].ask_for_book() {
+            while !self.engine_rings[at].request_book() {
                 self.engine_pool.step_all();
                 self.check_engine_pool();
             }
-            self.engine_pool.ring(at);
+            self.engine_pool.unpark(at);
         }
         for at in 0..self.engine_rings.len() {
             let book = loop {
@@ -29,7 +29,7 @@ impl Hot {
             };
             self.core.places()[at] = Some(book);
         }
-        // A bug in `read` must not stop the market; it cannot change the state.
+        // A panic in `read` must not stop the market. `read` cannot change the state.
         let core = &self.core;
         if catch_unwind(AssertUnwindSafe(|| read(core))).is_err() {
             tracing::error!("an inspection of the books panicked");

@@ -16,28 +16,30 @@ const SLICE: SliceBound = SliceBound {
     inspected: 4_096,
 };
 const EMPTY: SliceBound = SliceBound { orders: 0, ..SLICE };
-/// Mass cancels of one member in progress in slices. The first slice of a further one is empty: it
-/// takes its turn like the others.
+/// Sweeps of one member that may be in progress. The first slice of a further one is empty, and its
+/// next slices are scheduled as those of the others.
 const SWEEPS_OF_USER: usize = 4;
-/// Past this a further one with a filter is `BUSY`: it inspects the orders that its filter leaves.
+/// Limit for sweeps with a filter, which inspect also the orders that they leave: more are `BUSY`.
 const FILTERED_SWEEPS_OF_USER_MAX: usize = 32;
-/// Past these a further one of a member is `BUSY`: each keeps a row in memory until its turn comes.
+/// Limit of sweeps per member, each of which has a row in memory: more are `BUSY`.
 const SWEEPS_OF_USER_MAX: usize = 256;
+/// Limit of sweeps of all members.
 const SWEEPS_MAX: usize = 4_096;
 
 /// A call that is answered after the last slice of its command.
 pub(super) struct Sweeping {
-    /// Sequence of its command.
+    /// Sequence of the command.
     of: Sequence,
-    owed: ReplyTo,
+    reply_to: ReplyTo,
     /// Events of the slices so far.
     events: Vec<EventEnvelope>,
 }
 
 impl Hot {
     /// Lists the orders that the command being admitted ends, at most one slice of them.
-    /// `filtered`: user of a mass cancel that may leave some of the owner's orders. Returns the
-    /// user to charge for orders inspected in vain, and their number.
+    ///
+    /// `filtered` is the user of a mass cancel that may leave some of the owner's orders. Returns
+    /// the user to charge for orders inspected in vain, and their number.
     ///
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
@@ -53,7 +55,7 @@ impl Hot {
             return Err(SubmitError::Refused(reject));
         }
         let admission = self.core.admission();
-        let command = &mut self.flights.vacant().command;
+        let command = &mut self.in_flight.vacant().command;
         let user = command.member();
         let under_way = match command {
             Command::MassCancel(_) if !user.is_none() => admission.sweeps_of(user),
@@ -77,7 +79,7 @@ impl Hot {
         let Some((owner, of)) = self.core.admission().next_sweep(self.swept) else {
             return false;
         };
-        // Also if there is no room now: the next iteration serves another member.
+        // Set also if there is no room now, so that the next iteration serves another member.
         self.swept = owner;
         let request = Request::CancelSlice(of);
         let clock_ns = self.config.clock.now_ns();
@@ -95,51 +97,56 @@ impl Hot {
         true
     }
 
-    /// The journal has failed and no last slice will come: answers the calls that wait for one.
+    /// Answers the calls that wait for a last slice, after the journal has failed.
     #[cold]
     fn give_up_sweeps(&mut self) {
         for waiting in self.sweeping.drain(..) {
-            if let ReplyTo::Reply(reply) = waiting.owed {
+            if let ReplyTo::Reply(reply) = waiting.reply_to {
                 reply.send(Err(SubmitError::JournalFailed));
             }
         }
     }
 
-    /// The answer that is due when the command to be launched completes: a call is answered after
-    /// the last slice, a session at the first.
-    fn owed_now(&mut self, owed: ReplyTo) -> ReplyTo {
-        let place = self.flights.vacant();
+    /// Where the outcome of the command to be launched goes when it completes.
+    ///
+    /// A call is answered after the last slice, a session after the first.
+    fn reply_now(&mut self, reply_to: ReplyTo) -> ReplyTo {
+        let place = self.in_flight.vacant();
         let has_more_slices = place.command.next_slice_after().is_some();
         if let Command::CancelSlice(CancelSlice { of, .. }) = place.command {
             let mut waiting = self.sweeping.iter_mut();
             let waiting = waiting.find(|waiting| waiting.of == of && !has_more_slices);
             let take = |waiting: &mut Sweeping| {
-                std::mem::replace(&mut waiting.owed, ReplyTo::Reply(Reply::None))
+                std::mem::replace(&mut waiting.reply_to, ReplyTo::Reply(Reply::None))
             };
-            return waiting.map_or(owed, take);
+            return waiting.map_or(reply_to, take);
         }
-        match owed {
-            ReplyTo::Reply(Reply::None) | ReplyTo::Ring { .. } => owed,
-            ReplyTo::Reply(_) if !has_more_slices => owed,
+        match reply_to {
+            ReplyTo::Reply(Reply::None) | ReplyTo::Ring { .. } => reply_to,
+            ReplyTo::Reply(_) if !has_more_slices => reply_to,
             ReplyTo::Reply(_) => {
                 let (of, events) = (place.sequence, Vec::new());
-                self.sweeping.push(Sweeping { of, owed, events });
+                self.sweeping.push(Sweeping {
+                    of,
+                    reply_to,
+                    events,
+                });
                 ReplyTo::Reply(Reply::None)
             }
         }
     }
 
-    /// The engine_rings of the instruments in the list.
+    /// The engine rings of the instruments in the list.
     pub(super) fn listed_rings(&self) -> impl Iterator<Item = &EngineRing> {
         Listed::by_instrument(&self.listed).map(|list| &self.engine_rings[ring_index_of(list)])
     }
 
-    /// As `launch`, for a command that ends a list of orders: each engine also gets its part of it.
+    /// As [`Hot::launch`], for a command that ends a list of orders. Each engine gets its orders.
     #[cold]
-    pub(super) fn launch_listed(&mut self, owed: ReplyTo) {
-        let owed = self.owed_now(owed);
+    pub(super) fn launch_listed(&mut self, reply_to: ReplyTo) {
+        let reply_to = self.reply_now(reply_to);
         let listed = std::mem::take(&mut self.listed);
-        self.start(Listed::by_instrument(&listed).count(), owed);
+        self.start(Listed::by_instrument(&listed).count(), reply_to);
         for list in Listed::by_instrument(&listed) {
             let at = ring_index_of(list);
             self.push_blocking(at, |engine_ring, last| {
@@ -151,13 +158,15 @@ impl Hot {
             for order in list {
                 self.push_blocking(at, |engine_ring, _| engine_ring.push_listed(*order));
             }
-            self.engine_pool.ring(at);
+            self.engine_pool.unpark(at);
         }
         self.listed = listed;
     }
 
-    /// Retries until there is a free slot, while the engine works. A list longer than the ring
-    /// waits for the engine without a time limit; a panicked engine thread ends the hot thread.
+    /// Retries until there is a free slot.
+    ///
+    /// A list longer than the ring waits for the engine without a time limit. A panic of an engine
+    /// thread ends the hot thread.
     #[inline]
     pub(super) fn push_blocking(
         &mut self,
@@ -165,7 +174,7 @@ impl Hot {
         push: impl Fn(&mut EngineRing, &Envelope) -> bool,
     ) {
         loop {
-            let last = self.flights.last().expect("the command is in flight");
+            let last = self.in_flight.last().expect("the command is in flight");
             if push(&mut self.engine_rings[at], last) {
                 return;
             }
@@ -175,13 +184,13 @@ impl Hot {
 
     #[cold]
     fn wait_for(&mut self, at: usize) {
-        self.engine_pool.ring(at);
+        self.engine_pool.unpark(at);
         self.pump();
         self.check_engine_pool();
     }
 }
 
-/// Keeps the events of a slice for the call that waits for the last one; returns all with the last.
+/// Adds the events of a slice to the call that waits. Returns all events at the last slice.
 #[inline]
 pub(super) fn gather(
     sweeping: &mut Vec<Sweeping>,
@@ -214,7 +223,7 @@ fn gather_slice(
     is_last.then(|| sweeping.swap_remove(at).events)
 }
 
-/// The engine_ring of one instrument's part of the list.
+/// Index of the engine ring for one instrument's orders of the list.
 fn ring_index_of(list: &[Listed]) -> usize {
     list[0].instrument.index()
 }

@@ -1,6 +1,6 @@
 //! Quotas per member (`design.md` 7): journal bytes per minute, order messages per trade and day.
 //!
-//! Both bounds are journalled. The counts are not: they start at zero with the node.
+//! Both bounds are journalled. The counts are not: they are zero at the start of the node.
 
 use admission::{Reject, RejectDetails, Request};
 use types::command::OrderBounds;
@@ -14,7 +14,7 @@ use crate::ring_port::{OrderToTrade, Report, Submission};
 const MINUTE_NS: u64 = 60_000_000_000;
 /// Order messages per day that need no trade.
 const FREE_MESSAGES: u64 = 100_000;
-/// Gap between two new orders or amends of a member above the ratio: ten pass per second.
+/// Minimum gap between new orders or amends of a member above the ratio: ten pass per second.
 const SLOW_NS: u64 = 100_000_000;
 /// Percentage of the ratio at which the member is warned, once a day.
 const WARNED_PERCENT: u64 = 80;
@@ -23,22 +23,23 @@ const WARNED_PERCENT: u64 = 80;
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Meter {
-    /// Minute and day of the counts.
+    /// Minute of the count of bytes.
     minute: u64,
+    /// Day of the counts of messages and trades.
     day: u32,
     bytes: u64,
     messages: u64,
     trades: u64,
     /// Only requests that reduce risk pass for the rest of this minute.
     is_full: bool,
-    /// Above the ratio.
+    /// The member is above the ratio.
     is_slow: bool,
     is_warned: bool,
     /// Earliest time of the next order while above the ratio.
     next_order_ns: u64,
 }
 
-/// By user.
+/// Meters by user.
 #[derive(Default)]
 pub(super) struct Meters {
     rows: Vec<Meter>,
@@ -48,7 +49,7 @@ pub(super) struct Meters {
 }
 
 impl Meters {
-    /// Sets the time of the next counts and checks. A clock that was set starts another minute.
+    /// Sets the time of the next counts and checks. A clock step starts another minute.
     #[inline]
     pub fn at(&mut self, now_ns: u64) {
         let minute = now_ns / MINUTE_NS;
@@ -58,7 +59,7 @@ impl Meters {
         }
     }
 
-    /// Why a request of the member is refused unless it reduces risk; the wait in microseconds.
+    /// Why a request of the member is refused unless it reduces risk; the wait is in microseconds.
     #[inline]
     pub fn refuses(&self, member: UserIx, is_order: bool, now_ns: u64) -> Option<Reject> {
         let row = self.rows.get(member.index())?;
@@ -84,8 +85,9 @@ impl Meters {
         (wait_ns > 0).then_some(Reject { reason, details })
     }
 
-    /// Counts an admitted order message. `order_ns`: its time, if it is an order or amend.
-    /// `bounds`: those of the member.
+    /// Counts an admitted order message; returns a warning if one is due.
+    ///
+    /// `order_ns` is its time, if it is an order or amend. `bounds` are those of the member.
     #[inline]
     pub fn message<'a>(
         &mut self,
@@ -174,7 +176,7 @@ impl Meter {
 }
 
 impl Hot {
-    /// Why only requests that reduce risk pass, if so: the session's rate or the member's quotas.
+    /// Why only requests that reduce risk pass, if so: a rate or quota of the session or member.
     #[inline]
     pub(super) fn over_rate(
         &mut self,
@@ -202,10 +204,10 @@ impl Hot {
         self.meters.refuses(member, is_order, now_ns)
     }
 
-    /// Counts the admitted command, and warns its session where that is due.
+    /// Counts the admitted command, and warns its session if that is due.
     #[inline]
     pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
-        let command = &self.flights.vacant().command;
+        let command = &self.in_flight.vacant().command;
         let order_ns = match command {
             Command::New(_) | Command::Amend(_) => {
                 self.intake.entered(now_ns);

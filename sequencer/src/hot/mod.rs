@@ -1,9 +1,9 @@
 //! The hot thread: admission, sequencing, engine rings, journal, answers.
 //!
-//! One iteration of its loop carries up to [`TURN_REQUESTS`] requests of the queue and as many of
+//! One iteration of its loop serves up to [`TURN_REQUESTS`] requests of the queue and as many of
 //! each ring, and ends with one flush to the journal. In layout `fused` it polls the engines
-//! itself, in the others they run beside it; the rings and everything here are the same. It waits
-//! for nothing but its own engines, and only for an inspection of the books or to send a list of
+//! itself. In the other layouts engine threads do; the rings and the code here are the same. It
+//! waits without a time limit only for engines, and only to inspect the books or to send a list of
 //! orders that is longer than a ring.
 
 use std::collections::HashSet;
@@ -41,20 +41,21 @@ mod scan_limit;
 mod time;
 mod waits;
 
-/// Requests of the queue per round, as of each ring (`design.md` 5).
+/// Requests of the queue per iteration; a ring has the same limit (`design.md` 5).
 const TURN_REQUESTS: usize = 64;
-/// Events of a command other than those of the orders it meets.
+/// Room for events of a command other than those of the orders that it ends or fills.
 const FEW_EVENTS: usize = 1_024;
 /// Commands in flight at once; with more, requests wait in the queue.
-const FLIGHTS_MAX: usize = 8_192;
+const IN_FLIGHT_MAX: usize = 8_192;
 /// Checks for requests between two iterations of an idle thread that spins.
 const LOOKS: usize = 16;
-/// How long a full ring is retried, with reports drained meanwhile, before the request is `BUSY`:
-/// longer than a scheduler's slice, so that an engine that loses its core for a moment costs no
-/// order. Once, until that engine reports again: later requests are `BUSY` at once, and other
-/// engines' requests wait for none of them.
+/// Maximum wait for a full ring, with reports drained meanwhile, before the request is `BUSY`.
+///
+/// It is longer than a scheduler's slice, so that an engine that loses its core for a moment costs
+/// no order. After a timeout further requests of the engine are `BUSY` at once until it reports
+/// again, so that requests of other engines do not wait.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
-/// Longest sleep while a front is behind: a front that reads reports does not wake this thread.
+/// Longest sleep while a front lags: its reads of reports do not wake this thread.
 const PARK_BEHIND: Duration = Duration::from_millis(1);
 /// Route of a session that no front has.
 const NO_PORT: u16 = u16::MAX;
@@ -68,26 +69,26 @@ pub(crate) struct Hot {
     intake: Intake,
     timers: Timers,
     engine_rings: Vec<EngineRing>,
-    /// Lanes with commands in flight.
+    /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
-    /// The last amend that changes a client order id, and its user: until it completes, the ids of
+    /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
     renaming: (Sequence, UserIx),
-    /// The first command in flight when a change of a trading hold was last given up; see
-    /// [`Hot::await_landed`].
+    /// First command in flight when a change of a trading hold last timed out; see
+    /// [`Hot::await_in_flight`].
     given_up: Sequence,
-    /// The last expiry command: until it completes, the expiry dates of the books are stale.
+    /// The last expiry command. Until it completes, the expiry dates of the books are stale.
     expiring: Sequence,
     engine_pool: EnginePool,
-    flights: InFlights,
-    /// The last command in flight is not in admission's state yet: it is applied when it completes,
-    /// or before admission is asked again.
-    is_last_owed: bool,
-    /// The clock is suspect, or was and its return is not journalled yet: no new orders.
+    in_flight: InFlights,
+    /// The last command in flight is not in admission's state yet. It is applied when it completes,
+    /// or before the next request is admitted.
+    is_last_unapplied: bool,
+    /// The clock is suspect, or its recovery is not journalled yet. New orders are refused.
     is_clock_suspect: bool,
-    /// Orders that the command being admitted ends, if it ends a list: by instrument and slot.
+    /// Orders that the command being admitted ends, if it ends a list, by instrument and slot.
     listed: Vec<Listed>,
     /// Calls that wait for the last slice of their command.
     sweeping: Vec<Sweeping>,
@@ -95,12 +96,12 @@ pub(crate) struct Hot {
     swept: UserIx,
     scan_limiter: ScanLimiter,
     meters: Meters,
-    /// Orders reduced since the journal stalled. Once each: lot by lot they would fill the buffer
-    /// that cancels need.
+    /// Orders reduced since the journal's buffer is in its reserve. Each may be reduced once: lot
+    /// by lot, amends would fill the reserve that cancels need.
     reduced: HashSet<Handle>,
     /// Rings of the fronts.
     rings: Vec<HotRingPort>,
-    /// By session: the ring that its messages go to.
+    /// By session: index of the ring for its messages.
     routes: Vec<u16>,
     /// A front that shares this thread.
     polled: Option<Box<dyn Polled>>,
@@ -135,8 +136,8 @@ impl Hot {
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
-            flights: InFlights::new(FLIGHTS_MAX, nothing(), events_max),
-            is_last_owed: false,
+            in_flight: InFlights::new(IN_FLIGHT_MAX, nothing(), events_max),
+            is_last_unapplied: false,
             is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
             sweeping: Vec::new(),
@@ -152,22 +153,22 @@ impl Hot {
         }
     }
 
-    /// Opens the books that recovery found and ends the sessions of the last run. Called first,
-    /// once.
+    /// Connects the recovered books to engines and closes the sessions of the last run. Called
+    /// once, before the first iteration.
     pub fn begin(&mut self) {
         for at in 0..self.core.places().len() {
             let book = self.core.places()[at]
                 .take()
                 .expect("recovery restores every book");
-            self.open_lane(book);
+            self.open_engine_ring(book);
         }
         self.find_next_expiry();
         self.disconnect_all();
     }
 
-    /// Runs until the gate stops and every request in it is done.
+    /// Runs until the gate stops and every waiting request is served.
     pub fn run(mut self) {
-        // Waiting callers get an answer however this thread ends.
+        // Waiting callers get an answer also if this thread panics.
         let _closing = Closing(self.gate.clone());
         self.stats.begin();
         if let Some(core) = self.config.core {
@@ -182,7 +183,7 @@ impl Hot {
                 idle_since = None;
                 continue;
             }
-            if !self.flights.is_empty() || !self.keep.is_handed_over() {
+            if !self.in_flight.is_empty() || !self.keep.is_handed_over() {
                 std::hint::spin_loop();
             } else if is_stopping {
                 self.keep.finish();
@@ -201,7 +202,7 @@ impl Hot {
         let Some(polled) = &mut self.polled else {
             return false;
         };
-        // A bug in a front must not stop the market: its sessions count as disconnected.
+        // A panic of the front must not stop the market: its sessions count as disconnected.
         let round = catch_unwind(AssertUnwindSafe(|| polled.round()));
         let Ok(did_work) = round else {
             tracing::error!("the front panicked; its sessions are disconnected");
@@ -215,7 +216,7 @@ impl Hot {
         did_work
     }
 
-    /// Checks for requests alone for a moment: the rest of an iteration is not urgent.
+    /// Spins on requests only for a moment: the other work of an iteration is not urgent.
     fn watch(&self) {
         if self.polled.is_some() {
             return;
@@ -233,7 +234,7 @@ impl Hot {
     pub fn step(&mut self) -> bool {
         let did_work = self.run_round() | self.poll_front();
         self.begin_last();
-        // After the front: a journal that wakes up may take this core before *accepted* is sent.
+        // After the front: a writer that wakes may take this core before *accepted* is sent.
         self.keep.flush();
         self.watch_journal();
         if did_work {
@@ -243,27 +244,27 @@ impl Hot {
         did_work
     }
 
-    /// Finishes the waiting requests and flushes the journal, for a node without a hot thread.
+    /// Serves the waiting requests and flushes the journal, for a node without a hot thread.
     pub fn end(mut self) {
         let _closing = Closing(self.gate.clone());
-        while self.step() || !self.flights.is_empty() {}
+        while self.step() || !self.in_flight.is_empty() {}
         self.keep.finish();
         self.publish();
     }
 
-    /// Checks that the journal can take the request. While it has no next segment or its buffer is
-    /// nearly full, the rest of the buffer is reserved for requests that reduce risk. Of amends
-    /// that is one reduction per order; the order is returned, to be noted once the request is
-    /// admitted.
+    /// Checks that the journal has room for the request.
+    ///
+    /// While the journal has no next segment or its buffer is nearly full, the rest of the buffer
+    /// is reserved for requests that reduce risk. Each order may be reduced once by an amend:
+    /// returns that order, which the caller records once the request is admitted.
     fn journal(&mut self, source: Source) -> Result<Option<Handle>, SubmitError> {
         if self.keep.is_failed() {
             return Err(SubmitError::JournalFailed);
         }
-        if self.keep.is_full() || self.flights.room() == 0 {
+        if self.keep.is_full() || self.in_flight.room() == 0 {
             return Err(SubmitError::Busy);
         }
-        // A front that does not read stops orders only when the node runs out of room for its
-        // reports.
+        // Orders stop for a front that does not read only when its spill is half full.
         let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
         if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
@@ -285,8 +286,9 @@ impl Hot {
             .ok_or(SubmitError::Busy)
     }
 
-    /// The reason for refusing a request. `BUSY` means that it was not seen: a repeat gets
-    /// `ALREADY_SEEN` instead. After a failed journal its answer may never become durable.
+    /// Error of a refused request. `BUSY` means that the request was not seen, so a repeat gets
+    /// `ALREADY_SEEN` instead. Other errors are unchanged: after a journal failure the first answer
+    /// may never become durable.
     #[cold]
     fn unless_seen(&self, source: Source, error: SubmitError) -> SubmitError {
         if error != SubmitError::Busy {
@@ -303,7 +305,7 @@ impl Hot {
         }
     }
 
-    /// Publishes a failure of the journal: ports then refuse requests themselves.
+    /// Publishes a failure of the journal, so that ports refuse requests.
     fn watch_journal(&self) {
         if self.keep.is_failed() {
             self.gate.is_failed.store(true, Ordering::Release);
@@ -346,9 +348,9 @@ impl Hot {
         });
     }
 
-    /// Removes closed fronts from the end of the list: rings are named by their index.
+    /// Removes closed fronts from the end of the list: an index identifies a ring.
     fn drop_closed_rings(&mut self) {
-        if !self.flights.is_empty() {
+        if !self.in_flight.is_empty() {
             return;
         }
         while self.rings.last().is_some_and(HotRingPort::is_closed) {
@@ -370,7 +372,7 @@ impl Hot {
         }
         for _ in 0..TURN_REQUESTS {
             // Checked first: popping from an empty queue costs a fence.
-            if self.flights.room() == 0 || self.gate.queue.is_empty() {
+            if self.in_flight.room() == 0 || self.gate.queue.is_empty() {
                 break;
             }
             let Some(job) = self.gate.queue.pop() else {
@@ -401,10 +403,10 @@ impl Hot {
             return false;
         }
         let now_ns = self.config.clock.now_ns();
-        // Once for all of them: it reads atomics that other threads write.
+        // Once for all requests: it reads atomics that other threads write.
         self.look_at_backlog();
         let mut did_work = false;
-        while self.flights.room() > 0
+        while self.in_flight.room() > 0
             && let Some(at) = self.rings[port].next()
         {
             did_work = true;
@@ -416,15 +418,15 @@ impl Hot {
         did_work
     }
 
-    fn serve(&mut self, request: Source, now_ns: u64, owed: ReplyTo) {
+    fn serve(&mut self, request: Source, now_ns: u64, reply_to: ReplyTo) {
         match self.admit(request, now_ns) {
-            Ok(()) => self.launch(owed),
+            Ok(()) => self.launch(reply_to),
             Err(no) => {
                 self.tally.not_submitted += 1;
                 self.tally.busy += u64::from(no == SubmitError::Busy);
-                match owed {
+                match reply_to {
                     ReplyTo::Reply(reply) => {
-                        self.tell_sequence();
+                        self.publish_sequence();
                         reply.send(Err(no));
                     }
                     ReplyTo::Ring { port, .. } => {
@@ -439,7 +441,7 @@ impl Hot {
 
     /// Publishes the sequence before an answer: a read after the answer is not older than it
     /// (R178).
-    fn tell_sequence(&self) {
+    fn publish_sequence(&self) {
         let sequence = self.core.sequence().get();
         self.stats.sequence.store(sequence, Ordering::Release);
     }
@@ -451,10 +453,15 @@ impl Hot {
         Ok(())
     }
 
-    /// Turns a request into the next command, in its in-flight slot, or returns why not. Changes no
-    /// state, but drains reports. Journalled time never decreases, even when the clock does.
+    /// Turns a request into the next command, in its in-flight slot.
+    ///
+    /// Changes no state, but drains reports. Journalled time never decreases, even if the clock
+    /// does.
+    ///
+    /// # Errors
+    /// Why the request is refused.
     fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), SubmitError> {
-        // First: reservations and amends of the last command affect this request.
+        // First: the draw and the changes of the last command affect this request.
         self.begin_last();
         let asked = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
@@ -472,7 +479,7 @@ impl Hot {
                 Source::Ring { port, at } => self.rings[port].request(at),
             };
             let admission = self.core.admission();
-            let place = self.flights.vacant();
+            let place = self.in_flight.vacant();
             let admitted = match over {
                 None => admission.admit_into(request, now_ns, &mut place.command),
                 Some(over) => admission.admit_reduction(request, now_ns, over, &mut place.command),
@@ -481,7 +488,7 @@ impl Hot {
                 if over.is_some() {
                     return Err(SubmitError::Refused(reject));
                 }
-                // A refusal after login is journalled too, so that its numbered answer survives.
+                // A session's refusal is journalled too, so that its numbered answer survives.
                 place.command = admission
                     .refusal(request, &reject)
                     .ok_or(SubmitError::Refused(reject))?;
@@ -510,7 +517,7 @@ impl Hot {
                 }
                 return Ok(());
             }
-            // Submission again after the wait: reports drained meanwhile may change the answer.
+            // Admitted again after the wait: reports drained meanwhile may change the outcome.
             let since = *waiting_since.get_or_insert_with(Instant::now);
             while !self.has_room(route) {
                 if !self.pump() {
@@ -550,7 +557,7 @@ impl Hot {
     }
 
     fn look_at_backlog(&mut self) {
-        if self.intake.look(&self.backlog, self.core.sequence()) {
+        if self.intake.update(&self.backlog, self.core.sequence()) {
             let stage = self.intake.stage();
             self.gate.stage.store(stage.code(), Ordering::Relaxed);
         }
@@ -598,9 +605,10 @@ impl Hot {
         }
     }
 
-    /// Executes the admitted command: admission at once, the books through their rings.
-    fn launch(&mut self, owed: ReplyTo) {
-        let place = self.flights.vacant();
+    /// Starts the admitted command and sends it to its engines. Orders are applied to admission
+    /// later; see [`Hot::begin_last`].
+    fn launch(&mut self, reply_to: ReplyTo) {
+        let place = self.in_flight.vacant();
         match place.command {
             Command::New(New { instrument, .. })
             | Command::Cancel(Cancel { instrument, .. })
@@ -609,69 +617,69 @@ impl Hot {
                 new_client_order_id: 0,
                 ..
             }) => {
-                self.start(1, owed);
-                self.is_last_owed = true;
+                self.start(1, reply_to);
+                self.is_last_unapplied = true;
                 self.send_last(instrument.index());
             }
             Command::Amend(Amend {
                 instrument, user, ..
             }) => {
                 self.renaming = (place.sequence, user);
-                self.start(1, owed);
-                self.is_last_owed = true;
+                self.start(1, reply_to);
+                self.is_last_unapplied = true;
                 self.send_last(instrument.index());
             }
-            _ => self.launch_other(owed),
+            _ => self.launch_other(reply_to),
         }
     }
 
-    /// As [`Hot::launch`], for commands that are not orders.
-    fn launch_other(&mut self, owed: ReplyTo) {
-        let envelope = self.flights.vacant();
+    /// As [`Hot::launch`], for other commands, which are applied to admission at once.
+    fn launch_other(&mut self, reply_to: ReplyTo) {
+        let envelope = self.in_flight.vacant();
         if let Some(book) = self.core.begin(envelope) {
             self.core.places().push(None);
-            self.open_lane(book);
+            self.open_engine_ring(book);
         }
-        let envelope = *self.flights.vacant();
+        let envelope = *self.in_flight.vacant();
         match envelope.command.route() {
             Route::Admission => {
-                self.start(0, owed);
+                self.start(0, reply_to);
                 self.complete_funding(&envelope.command);
             }
             Route::Instrument(ix) => {
-                self.start(1, owed);
+                self.start(1, reply_to);
                 self.send_last(ix.index());
             }
             Route::AllInstruments => {
-                self.start(self.engine_rings.len(), owed);
+                self.start(self.engine_rings.len(), reply_to);
                 for at in 0..self.engine_rings.len() {
                     self.send_last(at);
                 }
             }
-            Route::Listed => self.launch_listed(owed),
+            Route::Listed => self.launch_listed(reply_to),
         }
         self.watch_sessions(&envelope);
         self.watch_clock(&envelope.command);
     }
 
     /// Marks the admitted command as in flight at `engines` engines.
-    fn start(&mut self, engines: usize, owed: ReplyTo) {
-        self.flights.start(engines, owed);
+    fn start(&mut self, engines: usize, reply_to: ReplyTo) {
+        self.in_flight.start(engines, reply_to);
         self.tally.commands += 1;
-        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
+        self.tally.in_flight_max = self.tally.in_flight_max.max(self.in_flight.len() as u64);
     }
 
     /// Sends the last command in flight, which cannot complete before all its engines have it.
     fn send_last(&mut self, at: usize) {
-        // There is room; an engine that has answered but not moved on may still hold the slot.
+        // There is room, but an engine that has reported may not have freed the slot yet.
         self.push_blocking(at, EngineRing::push);
-        self.engine_pool.ring(at);
+        self.engine_pool.unpark(at);
         if self.engine_rings[at].is_first() {
             self.busy.push(at);
         }
     }
 
-    fn open_lane(&mut self, book: Box<engine::Book>) {
+    fn open_engine_ring(&mut self, book: Box<engine::Book>) {
         let (engine_ring, engine) = connect(book, self.config.ring_capacity);
         self.engine_rings.push(engine_ring);
         self.engine_pool.add(engine);
@@ -682,8 +690,8 @@ impl Hot {
     }
 }
 
-/// User of a mass cancel that may leave some of the owner's orders. One that ends all of them is
-/// bounded by their number.
+/// User of a mass cancel whose filter may leave some of the owner's orders. A mass cancel of all
+/// orders is bounded by their number.
 fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
     let Request::MassCancel(r) = request else {
         return None;
@@ -698,7 +706,7 @@ fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Given(&'a Request),
-    /// In the inbox of a front's ring.
+    /// In the inbox of a front's rings.
     Ring {
         port: usize,
         at: usize,
@@ -723,7 +731,7 @@ struct Closing(Arc<Gate>);
 impl Drop for Closing {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("the hot thread panicked; no requests are taken until a restart");
+            tracing::error!("the hot thread panicked; no requests are accepted until a restart");
         }
         self.0.close();
     }

@@ -1,20 +1,20 @@
 //! Bound on orders inspected in vain for a member (`design.md` 7).
 //!
-//! A mass cancel scans its owner's open orders, including those that its filter leaves; a
-//! fill-or-kill order that cannot be filled has scanned levels and orders. Orders ended or traded
-//! are bounded by those entered; the rest is bounded here.
+//! A mass cancel inspects its owner's open orders, including those that its filter leaves. A
+//! fill-or-kill order that cannot be filled has inspected levels and orders. The number of entered
+//! orders bounds those ended or traded. This module bounds the rest.
 
 use admission::{Reject, RejectDetails};
 use types::{RejectReason, UserIx};
 
-/// Orders and levels inspected in vain per second and user, with a burst of one second's worth:
-/// about 50 ms of the hot thread per second at 50 ns each.
+/// Orders and levels inspected in vain per second and user, with a burst of one second. At 50 ns
+/// each that is about 50 ms of the hot thread per second.
 const SCANNED_PER_S: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const ORDER_NS: u64 = SECOND_NS / SCANNED_PER_S;
 
-/// By user: when the scans so far would have ended at the even rate. Not part of the state: a
-/// refused request is not journalled.
+/// Token bucket per user, as the time at which its scans would have ended at the constant rate
+/// (GCRA). Not part of the state: a refused request is not journalled.
 #[derive(Default)]
 pub(super) struct ScanLimiter {
     even_ns: Vec<u64>,
@@ -25,7 +25,7 @@ impl ScanLimiter {
     fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
         let even_ns = self.even_ns.get(user.index()).copied().unwrap_or(0);
         match even_ns.saturating_sub(now_ns) {
-            // No scan gets that far ahead: the clock was set back.
+            // A charge gets no further ahead than this: the clock was set back.
             ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
             ahead_ns => ahead_ns.saturating_sub(SECOND_NS),
         }
@@ -55,7 +55,7 @@ impl ScanLimiter {
         if *even_ns < now_ns || *even_ns > now_ns + 2 * SECOND_NS {
             *even_ns = now_ns;
         }
-        // Several scans may be in flight: their sum must not look like a clock that was set back.
+        // Limited: the sum of scans in flight must not look like a clock that was set back.
         *even_ns = (*even_ns + orders * ORDER_NS).min(now_ns + 2 * SECOND_NS);
     }
 }

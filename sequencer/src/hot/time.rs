@@ -11,13 +11,13 @@ use crate::port::SubmitError;
 use crate::timers::Timer;
 
 impl Hot {
-    /// Ends open sessions after a start, when none is connected, and restarts the grace of ended
-    /// ones.
+    /// Closes all open sessions, since none is connected, and restarts the grace periods of closed
+    /// ones. Called at the start and after a panic of a front.
     pub(super) fn disconnect_all(&mut self) {
         let (now_ns, lead_ns) = (self.config.clock.now_ns(), self.lead_ns());
         let admission = self.core.admission();
         let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
-        let owed: Vec<SessionIx> = admission
+        let in_grace: Vec<SessionIx> = admission
             .orders()
             .map(|order| order.session)
             .filter(|ix| {
@@ -30,7 +30,7 @@ impl Hot {
             .filter(|(_, row)| row.cancel_all_at_ns > 0)
             .map(|(ix, row)| (ix, row.cancel_all_at_ns.saturating_sub(lead_ns)))
             .collect();
-        for session in owed {
+        for session in in_grace {
             let at_ns = now_ns + self.grace_ns();
             self.timers.set(session, Timer::Grace, at_ns);
         }
@@ -44,7 +44,7 @@ impl Hot {
                 keep_orders: false,
             };
             while self.own_request(&close) == Err(SubmitError::Busy) {
-                // A flush that the writer refuses is retried in the next round.
+                // A flush that fails is retried.
                 let _ = self.keep.flush();
                 self.pump();
                 std::thread::yield_now();
@@ -52,8 +52,9 @@ impl Hot {
         }
     }
 
-    /// Nanoseconds by which journalled time is ahead of the clock. It does not move until the clock
-    /// has caught up, and timers must not wait for that.
+    /// Nanoseconds by which journalled time is ahead of the clock.
+    ///
+    /// Journalled time stays until the clock has caught up. Timers must not wait for that.
     fn lead_ns(&self) -> u64 {
         let clock_ns = self.config.clock.now_ns();
         self.core.time_ns().saturating_sub(clock_ns)
@@ -92,8 +93,8 @@ impl Hot {
         let is_due = self
             .next_expiry_ns
             .is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
-        // While it is in flight, the dates known here are those it is about to end.
-        if is_due && self.flights.first() > self.expiring {
+        // While an expiry command is in flight, the known dates are those of orders that it ends.
+        if is_due && self.in_flight.first() > self.expiring {
             let request = Request::ExpireOrders(InstrumentIx::NONE);
             if self.own_request(&request).is_ok() {
                 did_work = true;

@@ -14,17 +14,17 @@ impl Hot {
     /// Waits for in-flight commands that affect the request.
     #[inline]
     pub(super) fn await_earlier(&mut self, source: Source) -> Result<(), SubmitError> {
-        if self.flights.first() <= self.renaming.0 {
+        if self.in_flight.first() <= self.renaming.0 {
             self.await_new_id(source)?;
         }
-        if !self.flights.is_empty() && self.changes_trading_hold(source) {
-            self.await_landed()?;
+        if !self.in_flight.is_empty() && self.changes_trading_hold(source) {
+            self.await_in_flight()?;
         }
         Ok(())
     }
 
     /// Waits for the amend that changes a client order id, if the request depends on the ids of its
-    /// user's orders. Of other users only amends that change an id wait.
+    /// user's orders. Requests of other users wait only if they are amends that change an id.
     #[cold]
     fn await_new_id(&mut self, source: Source) -> Result<(), SubmitError> {
         let depends = |user: UserIx| user == self.renaming.1;
@@ -35,7 +35,7 @@ impl Hot {
             _ => false,
         };
         let since = Instant::now();
-        while has_to_wait && self.flights.first() <= self.renaming.0 {
+        while has_to_wait && self.in_flight.first() <= self.renaming.0 {
             if !self.pump() {
                 std::thread::yield_now();
             }
@@ -59,15 +59,16 @@ impl Hot {
         }
     }
 
-    /// Waits until every in-flight command has completed, so that the figures that a `Fund`,
-    /// `Defund` or `CloseHold` reports follow from the journal before it alone. Up to
-    /// [`ROOM_WAIT`], and once per engine that hangs: until the first of these commands completes,
-    /// further requests of the kind are `BUSY` at once.
+    /// Waits until every command in flight has completed, up to [`ROOM_WAIT`].
+    ///
+    /// So the amounts that a `Fund`, `Defund` or `CloseHold` reports follow from the journal before
+    /// it. After a timeout further requests of the kind are `BUSY` at once, until the first of the
+    /// commands in flight completes.
     #[cold]
-    fn await_landed(&mut self) -> Result<(), SubmitError> {
+    fn await_in_flight(&mut self) -> Result<(), SubmitError> {
         let since = Instant::now();
-        while !self.flights.is_empty() {
-            let first = self.flights.first();
+        while !self.in_flight.is_empty() {
+            let first = self.in_flight.first();
             if first == self.given_up {
                 return Err(SubmitError::Busy);
             }
@@ -82,7 +83,7 @@ impl Hot {
         Ok(())
     }
 
-    /// Completes a change of a trading hold before another command changes the figures it reports.
+    /// Completes a change of a hold before another command changes the amounts that it reports.
     pub(super) fn complete_funding(&mut self, command: &Command) {
         if matches!(
             command,

@@ -1,7 +1,7 @@
 //! Offline inspection of a journal: the output of `platform journal`, as values and as JSON.
 //!
-//! Read-only. The end of a journal that a running node writes may look damaged: try again, or
-//! inspect a copy. [`Folder::follow`] is for a running node.
+//! Only reads. The end of a journal that a running node writes may look damaged: retry, or inspect
+//! a copy. [`Folder::follow`] is for a running node.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -20,7 +20,7 @@ use crate::recover::{self, Replay, StartError, replay};
 
 mod text;
 
-/// Why a journal cannot be shown.
+/// Why a journal cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     #[error(transparent)]
@@ -50,8 +50,9 @@ pub struct Listing {
 pub struct SegmentLine {
     pub number: u64,
     pub file: String,
-    /// Size of the file, and the part of it that is written.
+    /// Size of the file.
     pub bytes: u64,
+    /// Bytes used by batches.
     pub used_bytes: u64,
     /// Number of writes.
     pub batches: u64,
@@ -64,7 +65,7 @@ pub struct SegmentLine {
 #[derive(Debug, Serialize)]
 pub struct SnapshotLine {
     pub sequence: u64,
-    /// Its checksum matches.
+    /// True when the checksum matches.
     pub is_whole: bool,
 }
 
@@ -74,17 +75,17 @@ pub struct Verified {
     pub segments: usize,
     pub commands: u64,
     pub events: u64,
-    /// First and last command present.
+    /// First command present.
     pub first: u64,
+    /// Last command present.
     pub last: u64,
-    /// Events of commands after it were computed again and compared. `null`: the journal's
-    /// beginning was removed and no snapshot replaces it, so that only the checksum chain was
-    /// checked.
+    /// The events of the commands after this one were computed again and compared. `null`: the
+    /// journal's beginning was removed and no snapshot replaces it, so only the chain was checked.
     pub compared_after: Option<u64>,
     pub trades: u64,
     /// Hexadecimal.
     pub state_hash: String,
-    /// Snapshots that restore; those within the journal equal the state that it produces.
+    /// Snapshots that restore. Those after `compared_after` equal the state of the journal.
     pub snapshots: Vec<u64>,
     /// Snapshots that are damaged or do not restore: a start skips them.
     pub bad_snapshots: Vec<u64>,
@@ -168,11 +169,11 @@ impl Folder {
         })
     }
 
-    /// Checks everything: checksums, chain, gapless commands. Computes every event again and
-    /// compares it with the journalled one, and the state with that of every snapshot on the way.
+    /// Checks checksums, chain and sequences. Computes every event again and compares it with the
+    /// journalled one. Compares the state with each snapshot on the way.
     ///
     /// # Errors
-    /// The first check that fails, with its place.
+    /// The first check that fails, with file and offset.
     pub fn verify(&self) -> Result<Verified, InspectError> {
         let storage = self.storage()?;
         let limits = crate::limits::limits();
@@ -244,7 +245,7 @@ impl Folder {
     /// Passes every record in `range` to `visit`, in order; returns the journal's last sequence.
     ///
     /// # Errors
-    /// The journal is damaged, the range begins before what is kept, or `visit` fails.
+    /// The journal is damaged, the first record of `range` was removed, or `visit` fails.
     pub fn dump(
         &self,
         range: RangeInclusive<u64>,
@@ -262,13 +263,14 @@ impl Folder {
         Ok(Sequence(end))
     }
 
-    /// As [`Folder::dump`] for a running node: passes records on as they become durable, up to the
-    /// end of `range`. At the journal's current end it calls `wait`, which sleeps, and returns
-    /// false to stop. A node's last write is known to be durable, and passed on, only when the next
-    /// one follows.
+    /// As [`Folder::dump`] for a running node: passes records to `visit` as they become durable.
+    ///
+    /// Ends at the end of `range`. At the journal's current end it calls `wait`, which sleeps and
+    /// returns false to stop. The node's last batch is passed on only when the next one follows,
+    /// which proves it durable.
     ///
     /// # Errors
-    /// The journal is damaged, the range begins before what is kept, or `visit` fails.
+    /// The journal is damaged, the first record of `range` was removed, or `visit` fails.
     pub fn follow(
         &self,
         range: RangeInclusive<u64>,
@@ -319,12 +321,13 @@ impl Folder {
         })
     }
 
-    /// Locks the folder while the returned file lives, and syncs every segment: a state derived
-    /// from the journal must not outlive it.
+    /// Locks the folder while the returned file is open, and syncs every segment.
+    ///
+    /// The sync is for checkpoints: one must not survive records that it contains.
     ///
     /// # Errors
     /// There is no journal, or a node runs in the folder.
-    pub fn own(&self) -> Result<std::fs::File, InspectError> {
+    pub fn lock(&self) -> Result<std::fs::File, InspectError> {
         // Checked first: the lock would create the folder.
         drop(self.storage()?);
         let lock = recover::lock(&self.dir)?;
@@ -340,7 +343,7 @@ impl Folder {
         Ok(Sequence(journal::removed_through(&self.storage()?)?))
     }
 
-    /// Folder of its snapshots.
+    /// Folder of the snapshots.
     pub fn snapshot_dir(&self) -> PathBuf {
         self.dir.join("snapshots")
     }

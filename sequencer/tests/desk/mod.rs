@@ -1,7 +1,7 @@
 //! A small market for tests: one or more instruments, two funded users.
 //!
 //! The test controls its clock and cuts the power of its disk.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code)] // each test file uses some of it
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -112,7 +112,7 @@ pub async fn in_time<T>(what: &str, waiting: impl Future<Output = T>) -> T {
 pub async fn done(port: &Port, request: Request) -> Record {
     in_time("an answer", port.call(request))
         .await
-        .expect("taken")
+        .expect("accepted")
 }
 
 /// Lists the instrument `BOND-<at>`.

@@ -45,7 +45,7 @@ impl Journalled {
             reader: Reader::new(journal.reader(0)),
             dir: folder.join("snapshots"),
             limits: bounds(),
-            proven: Default::default(),
+            usable: Default::default(),
             port: volatile.port(),
             stats: volatile.stats().clone(),
             backlog,
