@@ -211,7 +211,7 @@ async fn r180_followers_read_equal_records_from_every_source() {
     let mut first = CatchUp::new(State::new(node(), sequencer::limits()), &reader);
     first.run_to(begun).expect("read");
     for expected in &followed {
-        assert_eq!(first.step().expect("read").as_ref(), Some(expected));
+        assert_eq!(first.apply_next().expect("read").as_ref(), Some(expected));
     }
     assert_eq!(first.state().core().state_hash(), hash);
     drop(live);

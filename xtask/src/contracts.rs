@@ -3,7 +3,6 @@
 use crate::shell;
 
 /// Recompiles the sources. Compares with the committed artifacts, or replaces them if `write`.
-
 pub fn run(write: bool) -> anyhow::Result<()> {
     let dir = shell::root().join("chain/contracts");
     shell::npm_tools(&dir)?;
