@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use admission::{AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request};
 use events::WRITER_CACHE_KIB;
-use gateway::projection::batch::{OrderChange, Rows, limit};
+use gateway::projection::batch::{OrderChange, Rows, limit_price};
 use gateway::projection::repo::CHECKPOINT_PAGES;
 use gateway::projection::repo::writer::{INSERT_ORDER, INSERT_TRADE, SET_POSITION, UPDATE_ORDER};
 use replica::Batch;
@@ -237,7 +237,7 @@ fn numbers<const N: usize>(values: [i64; N]) -> Vec<Value> {
 fn changing(change: &OrderChange<'_>) -> [Value; 6] {
     let order = change.order;
     [
-        limit(order.terms.order_type, order.price)
+        limit_price(order.terms.order_type, order.price)
             .map_or(Value::Null, |ticks| Value::Number(ticks.0)),
         Value::Number(order.quantity.0 as i64),
         Value::Number(order.filled.0 as i64),

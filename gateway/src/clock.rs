@@ -10,8 +10,8 @@ use crate::market::Market;
 use crate::orders::Answered;
 use crate::refusal;
 
-/// Journals that the clock, `offset_s` seconds ahead, is right. Returns when that is durable: new
-/// orders are accepted.
+/// Journals that the machine's clock, `offset_s` seconds ahead of the platform's, is correct.
+/// Returns once the command is durable. From then on new orders are accepted.
 ///
 /// # Errors
 /// `CLOCK_NOT_SUSPECT` when there is nothing to confirm, `CLOCK_OFFSET` when the offset differs.
@@ -22,13 +22,13 @@ pub async fn confirm(
 ) -> Result<Answered<()>, Status> {
     let seen = |state: &State| state.core().admission().keyed_call(key_hash);
     if market.answered(key_hash).await?.is_some() || market.state(seen).await?.is_some() {
-        return Ok(Answered::before(()));
+        return Ok(Answered::replayed(()));
     }
     let clock = market.port.clock();
     let offset_ns = clock.state().suspect_ns();
     let offset_ns = offset_ns.ok_or_else(refusal::clock_not_suspect)?;
     if offset_ns / 1_000_000_000 != offset_s {
-        return Err(refusal::clock_offset(offset_ns / 1_000_000_000));
+        return Err(refusal::clock_offset_differs(offset_ns / 1_000_000_000));
     }
     let request = Request::ConfirmClock {
         offset_ns,
@@ -41,12 +41,12 @@ pub async fn confirm(
             let RejectDetails::Request(seen) = reject.details else {
                 return Err(refusal::clock_not_suspect());
             };
-            market.durable(seen.sequence).await?;
-            return Ok(Answered::before(()));
+            market.await_durable(seen.sequence).await?;
+            return Ok(Answered::replayed(()));
         }
         Err(error) => return Err(refusal::submit_error(&error)),
     };
-    market.durable(sequence).await?;
+    market.await_durable(sequence).await?;
     market.note_answered(key_hash).await?;
-    Ok(Answered::now(()))
+    Ok(Answered::executed(()))
 }

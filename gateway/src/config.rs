@@ -13,32 +13,33 @@ use crate::identity::LimitBasis;
 pub struct GatewayConfig {
     /// Data folder: `market.db`, `tls/`.
     pub data_dir: PathBuf,
-    /// Number of the engine node whose journal this is.
+    /// Number of the engine node, contained in public ids.
     pub node: u8,
     /// UDP address of the trading protocol; port 0 = any free one.
     pub quic_listen: SocketAddr,
     /// Messages per second and session; 0 = no limit (D33). This and the next two are defaults,
-    /// journalled at the start if changed: `SetMemberBounds` sets others.
+    /// journalled at the start if changed. `SetMemberBounds` sets other values.
     pub throttle_per_s: u32,
     /// Messages per second and user, over all its sessions; 0 = no limit.
     pub user_throttle_per_s: u32,
     /// Messages per second and member group, over all sessions of its users; 0 = no limit.
     pub group_throttle_per_s: u32,
-    /// Concurrent trading connections, and those of one address.
+    /// Maximum concurrent trading connections, in total and per address.
     pub connections_max: u32,
     pub connections_per_address_max: u32,
     /// Resend window in memory: bytes of all sessions together, and messages of one session. Older
     /// messages come from the journal.
     pub window_bytes_max: usize,
     pub window_messages_max: usize,
-    /// Sessions of a user, until they are forgotten. A default, journalled at the start if changed.
+    /// Sessions of a user, closed ones included until they are forgotten. A default, journalled at
+    /// the start if changed.
     pub sessions_per_user_max: u32,
     /// Open orders of a user, at most a sixteenth of the node's 1,048,576, and those of a user on
     /// one instrument. Journalled at the start if changed; orders already open stay.
     pub open_orders_per_user: u32,
     pub open_orders_per_instrument: u32,
-    /// Lots, and value in roubles, of one order; 0 = no limit. `SetMemberBounds` sets other bounds
-    /// for users and member groups.
+    /// Maximum lots, and maximum value in roubles, of one order; 0 = no limit. `SetMemberBounds`
+    /// sets other bounds for users and member groups.
     pub lots_per_order: u64,
     pub roubles_per_order: u32,
     /// MiB of journal per minute that one user's requests and their effects may take; 0 = no limit.
@@ -57,22 +58,23 @@ pub struct GatewayConfig {
     pub trading_limit_basis: LimitBasis,
     /// Price collar of market orders, in parts per million of the best opposite price (T19).
     pub collar_ppm: u32,
-    /// How far trades may move the price within a window before the market halts by itself, in
-    /// parts per million of the window's reference price; 0 = off (F08).
+    /// Velocity halt (F08): how far trades may move the price within a window before the instrument
+    /// halts, in parts per million of the window's reference price; 0 = off.
     pub velocity_ppm: u32,
     /// Length of that window, in milliseconds; 0 = off.
     pub velocity_window_ms: u32,
     /// Trading fee in parts per million (8.3).
     pub fee_ppm: u32,
-    /// Age at which a hold unknown to the journal is released, in milliseconds (`design.md` 4).
+    /// Age at which a hold unknown to the journal is adopted, and idle time after which an order's
+    /// unused hold is closed, in milliseconds (`design.md` 4).
     pub orphan_hold_age_ms: u64,
     /// Time after a user's last session at which a trading hold without open orders is closed, in
     /// milliseconds; 0 = never (`design.md` 4).
     pub trading_hold_idle_ms: u64,
     /// Time after which a closed session without open or unsettled orders is forgotten, in seconds;
-    /// 0 = never. Its name starts a new session then.
+    /// 0 = never. A login under its name then starts a new session.
     pub session_retention_s: u64,
-    /// Interval of the sweeper, in milliseconds.
+    /// Interval of the sweeper, and of the scan for idle sessions, in milliseconds.
     pub sweep_interval_ms: u64,
     /// How long a call that shrinks or closes a hold waits for settlement to release the money in
     /// the ledger, in milliseconds.
@@ -87,8 +89,8 @@ pub struct GatewayConfig {
     /// Sessions may choose a self-trade group of their own, so that a user may trade with itself;
     /// off by default (T43).
     pub stp_groups: bool,
-    /// Failed logins per minute under one session name from one address after which they are
-    /// refused. Ten times as many refuse the address's connections.
+    /// Failed logins per minute, under one session name from one address, after which such logins
+    /// are refused. After ten times as many from one address its connections are refused.
     pub failed_logins_max: u32,
 }
 

@@ -10,22 +10,22 @@ use types::{Sequence, Side};
 
 use crate::market::Market;
 
-/// Interval between checks of the trading path. A check reads two flags.
+/// Interval between checks of the trading path. A check only reads state in memory.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Shows in the health read what the replica and its followers wait for.
 pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     let mut troubles = market.replica.troubles();
-    let mut shown: Vec<&'static str> = Vec::new();
+    let mut failing: Vec<&'static str> = Vec::new();
     loop {
         let now = troubles.borrow_and_update().clone();
         for (part, reason) in &now {
             health.set_failing(part, reason);
         }
-        for part in shown.iter().filter(|part| !now.contains_key(*part)) {
+        for part in failing.iter().filter(|part| !now.contains_key(*part)) {
             health.set_ok(part);
         }
-        shown = now.into_keys().collect();
+        failing = now.into_keys().collect();
         tokio::select! {
             changed = troubles.changed() => if changed.is_err() { return },
             () = shutdown.cancelled() => return,
@@ -33,22 +33,22 @@ pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: Cancel
     }
 }
 
-/// Shows in the health read whether orders are accepted at all (D41).
+/// Shows in the health read whether orders are accepted at all (D41), and the state of the clock.
 pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     const PART: &str = "trading_path";
     const CLOCK: &str = "clock";
-    let mut shown = Stage::Open;
+    let mut last_stage = Stage::Open;
     loop {
         let failure = market.commit.failure().map(|failure| failure.to_string());
         let closed = (!market.port.is_open()).then(|| "no more requests are accepted".to_owned());
         let stalled = market.commit.stalled().map(|reason| reason.to_string());
         let stage = market.port.stage();
-        if stage != shown {
+        if stage != last_stage {
             tracing::warn!(%stage, "order intake stage changed");
             metrics::gauge!("market_intake_stage").set(f64::from(stage.level()));
-            shown = stage;
+            last_stage = stage;
         }
-        // Until intake closes, requests are accepted: no reason to route callers elsewhere.
+        // Earlier stages still accept requests, so they do not fail the health read.
         let lags = matches!(stage, Stage::Closed(_)).then(|| stage.to_string());
         health.set(
             CLOCK,
@@ -65,17 +65,17 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
     }
 }
 
-/// Sets the gauges: levels per side of every book, as GetOrderBook counts them (R276), and the lag
-/// of the journal's followers behind the last assigned sequence.
+/// Sets the gauges until shutdown: levels per side of every book, as GetOrderBook counts them
+/// (R276), the lag of replica, history and settlement, and page faults of the hot thread.
 pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     loop {
-        let behind = |position: Sequence| {
+        let lag = |position: Sequence| {
             let assigned = market.replica.assigned();
             assigned.get().saturating_sub(position.get()) as f64
         };
-        metrics::gauge!("replica_lag_records").set(behind(market.replica.position()));
-        metrics::gauge!("market_history_lag_records").set(behind(market.projection.position()));
+        metrics::gauge!("replica_lag_records").set(lag(market.replica.position()));
+        metrics::gauge!("market_history_lag_records").set(lag(market.projection.position()));
         metrics::gauge!("settlement_lag_records").set(market.replica.settlement_lag() as f64);
         if let Some(faults) = market.replica.hot_stats().page_faults() {
             metrics::counter!("hot_thread_page_faults_total").absolute(faults);

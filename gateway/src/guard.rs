@@ -1,5 +1,5 @@
-//! Supervision of tasks that must run until shutdown. A task that ends early, also by a panic,
-//! fails the health read (D41). A task that can continue where it stopped is restarted.
+//! Supervision of tasks that must run until shutdown. A task that ends early fails the health read,
+//! also after a panic (D41). A task that can continue where it stopped is restarted.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 
-/// Pauses before a restart: the first, and the longest. A task that ran for the longest pause
-/// starts over with the first.
+/// Shortest and longest pause before a restart. The pause doubles per restart. It starts again at
+/// the shortest after the task has run for the longest pause.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
@@ -44,7 +44,8 @@ impl Drop for Guard {
     }
 }
 
-/// Spawns a task. `shutdown` is the token that ends it.
+/// Spawns a task. `shutdown` is the token that ends it. If it ends before, `part` fails in the
+/// health read.
 pub fn spawn(
     health: &Health,
     part: &'static str,
@@ -63,10 +64,12 @@ pub fn spawn(
     })
 }
 
-/// Spawns a task that `make` restarts, where it stopped, when it has ended. No other task uses
-/// `part` in the health read: it fails from the task's end until the task has run as long as the
-/// last pause. `shutdown` is the token that ends it.
-pub fn keep<F>(
+/// Spawns the task that `make` returns, and spawns it again each time it ends. `make` continues
+/// where the task stopped. `shutdown` is the token that ends it.
+///
+/// `part` fails in the health read when the task ends. It is ok again once the restarted task has
+/// run for as long as the next pause. No other task may use `part`.
+pub fn spawn_restarting<F>(
     health: &Health,
     part: &'static str,
     shutdown: &CancellationToken,
@@ -142,7 +145,7 @@ mod tests {
         let (health, shutdown) = (Health::new("market"), CancellationToken::new());
         let mut begun = 0;
         let stop = shutdown.clone();
-        let kept = keep(&health, "history", &shutdown, move || {
+        let kept = spawn_restarting(&health, "history", &shutdown, move || {
             begun += 1;
             let (at, stop) = (begun, stop.clone());
             async move {

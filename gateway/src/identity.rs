@@ -1,8 +1,8 @@
-//! The identity service as the market uses it: who may trade, and for how much today.
+//! The identity service as the market uses it: permission to trade, and the daily limit.
 //!
-//! Profiles are cached. Identity's events evict the users they concern ([`Identity::forget`]),
-//! [`CACHE_LIFETIME_MS`] evicts the rest. `check_trading` is never cached: it is the check of
-//! specification 4.3.2.
+//! Profiles are cached. An event of identity about a user evicts the user's profile
+//! ([`Identity::evict`]). Other profiles expire after [`CACHE_LIFETIME_MS`]. `check_trading` is
+//! never cached: it is the check of specification 4.3.2.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ pub struct Identity {
 #[derive(Default)]
 struct Cache {
     profiles: HashMap<String, (Profile, Instant)>,
-    /// Incremented by every event about a user: an answer to an earlier request may predate it.
+    /// Incremented by each eviction. A profile that was requested earlier is not cached.
     generation: u64,
 }
 
@@ -57,7 +57,7 @@ impl Identity {
     }
 
     /// Evicts a user's profile.
-    pub fn forget(&self, user_id: &str) {
+    pub fn evict(&self, user_id: &str) {
         let mut cache = self.lock();
         cache.generation += 1;
         cache.profiles.remove(user_id);
@@ -83,7 +83,7 @@ impl Identity {
         Ok(profile)
     }
 
-    /// KYC level and block, with the texts of specification 7 (R146).
+    /// Checks KYC level and block. The error texts are those of specification 7 (R146).
     pub async fn check_may_trade(&self, context: &Context, user_id: &str) -> Result<(), Status> {
         let profile = self.profile(context, user_id).await?;
         if !profile.is_standard {
@@ -101,9 +101,9 @@ impl Identity {
         Ok(())
     }
 
-    /// Checks one order against the limits: type TRADING, operation TRADING, the quantity as an
-    /// amount of roubles, and the notional in addition (R147, T23). A refusal is
-    /// FAILED_PRECONDITION with identity's reason as its text (R148).
+    /// Checks one order against the limits: type TRADING, operation TRADING (R147, T23). The amount
+    /// in roubles is the quantity or the notional ([`LimitBasis`]). The notional is sent in
+    /// addition. A refusal is FAILED_PRECONDITION with identity's reason as its text (R148).
     pub async fn check_trading(
         &self,
         context: &Context,

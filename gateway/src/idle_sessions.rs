@@ -1,5 +1,5 @@
-//! Forgets sessions that have been closed for longer than the retention (`design.md` 2), so that a
-//! user's names are not used up for good.
+//! Forgets sessions that have been closed for longer than the retention (`design.md` 2). Otherwise
+//! closed sessions would use up a user's maximum number of sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use types::{Sequence, SessionIx};
 use crate::front::FrontMessage;
 use crate::market::{Market, now_ns};
 
-/// Sessions looked at per interval: a read of the replica must stay short however many there are.
+/// Sessions inspected per interval. Bounds the duration of one replica read.
 const PAGE: u32 = 1_024;
 
-/// Forgets until shutdown, one page of sessions per sweep interval.
+/// Forgets idle sessions until shutdown, one page per `sweep_interval_ms`.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.sweep_interval_ms.max(10));
     let mut from = 0;
@@ -25,12 +25,13 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
             () = tokio::time::sleep(interval) => {}
             () = shutdown.cancelled() => return,
         }
-        from = sweep(&market, from).await;
+        from = forget_page(&market, from).await;
     }
 }
 
-/// Forgets the idle sessions of the page that starts at `from`; returns the start of the next.
-async fn sweep(market: &Market, from: u32) -> u32 {
+/// Forgets the idle sessions of the page that starts at `from`. Returns the start of the next page.
+/// Returns `from` if the trading path refuses requests.
+async fn forget_page(market: &Market, from: u32) -> u32 {
     let retention_ns = market
         .config
         .session_retention_s
@@ -39,18 +40,20 @@ async fn sweep(market: &Market, from: u32) -> u32 {
         return 0;
     }
     let before_ns = now_ns().saturating_sub(retention_ns);
-    let (idle, next) = market.replica.read(|state| page(state, from, before_ns));
+    let (idle, next) = market
+        .replica
+        .read(|state| idle_sessions(state, from, before_ns));
     for (session, epoch) in idle {
         let request = Request::ForgetSession { session, epoch };
         match market.submit(request).await {
             Ok(record) => {
-                if market.durable(record.command.sequence).await.is_err() {
+                if market.await_durable(record.command.sequence).await.is_err() {
                     return from;
                 }
                 market.front.send(FrontMessage::Forget(session)).await;
                 tracing::info!(session = session.0, "idle session forgotten");
             }
-            // It has open or unsettled orders, or was opened again.
+            // The session has open or unsettled orders, or was opened again.
             Err(SubmitError::Refused(_)) => {}
             Err(_) => return from,
         }
@@ -58,9 +61,9 @@ async fn sweep(market: &Market, from: u32) -> u32 {
     next
 }
 
-/// The sessions of a page that were closed before `before_ns`, with their last login, and the start
-/// of the next page.
-fn page(state: &State, from: u32, before_ns: u64) -> (Vec<(SessionIx, Sequence)>, u32) {
+/// The sessions of a page without open orders that were closed before `before_ns`, with their
+/// epochs, and the start of the next page (0 after the last page).
+fn idle_sessions(state: &State, from: u32, before_ns: u64) -> (Vec<(SessionIx, Sequence)>, u32) {
     let admission = state.core().admission();
     let mut idle = Vec::new();
     for at in from..from.saturating_add(PAGE) {

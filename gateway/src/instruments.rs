@@ -1,8 +1,8 @@
-//! The traded instruments and their phases: the registry of the CFA service, journalled.
+//! Imports the CFA service's instrument registry into the journal: instruments and their phases.
 //!
 //! Tick, lot and decimals are fixed with the first `SetInstrument`; band and fee may change. The
-//! phase follows the registry's status when that *changes*. In between the market supervisor sets
-//! it (`SetTradingPhase`), and it survives restarts.
+//! phase follows the registry's status only when the status *changes*. Between changes the market
+//! supervisor sets the phase (`SetTradingPhase`). The phase survives restarts.
 
 use admission::{RejectDetails, Request};
 use rpc::Context;
@@ -62,7 +62,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     let (ix, is_new) = match market.submit(Request::SetInstrument(spec)).await {
         Ok(record) => match record.command.command {
             types::Command::SetInstrument(set) => {
-                // New or changed. A new instrument has no event and no trade yet.
+                // A new instrument starts in the phase of its status. It needs no SetPhase.
                 (
                     set.spec.ix,
                     set.spec.phase == spec.phase && market.spec(set.spec.ix).is_none(),
@@ -97,7 +97,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     .await
 }
 
-/// Sets the phase for the registry's status. A halted market stays halted: only the market
+/// Sets the phase for the registry's status. A halted instrument stays halted: only the market
 /// supervisor lifts a halt (`design.md` 10).
 async fn follow_status(
     market: &Market,
@@ -112,13 +112,13 @@ async fn follow_status(
         key_hash: Id128::NONE,
     };
     match market.submit(request).await {
-        // Durable before the status is stored.
+        // The caller stores the status only after the phase is durable.
         Ok(record) => {
-            let durable = market.durable(record.command.sequence).await;
+            let durable = market.await_durable(record.command.sequence).await;
             durable.map_err(Error::Registry)
         }
         Err(SubmitError::Refused(reject)) => match reject.reason {
-            // No phase follows maturity.
+            // The phase is already set, or the instrument has matured, which is final.
             DuplicateRequest | RejectReason::InstrumentMatured => Ok(()),
             RejectReason::InstrumentHalted => {
                 tracing::warn!(
@@ -134,7 +134,7 @@ async fn follow_status(
 }
 
 /// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo a later
-/// change. The current phase is accepted.
+/// change. Setting the current phase succeeds.
 pub async fn set_phase_once(
     market: &Market,
     instrument: InstrumentIx,
@@ -142,7 +142,7 @@ pub async fn set_phase_once(
     key_hash: Id128,
 ) -> Result<Answered<()>, Status> {
     if market.answered(key_hash).await?.is_some() {
-        return Ok(Answered::before(()));
+        return Ok(Answered::replayed(()));
     }
     let request = Request::SetPhase {
         instrument,
@@ -153,7 +153,7 @@ pub async fn set_phase_once(
     };
     market.submit_unless(request, &[DuplicateRequest]).await?;
     market.note_answered(key_hash).await?;
-    Ok(Answered::now(()))
+    Ok(Answered::executed(()))
 }
 
 fn phase_of(status: InstrumentStatus) -> Phase {

@@ -20,18 +20,18 @@
 //! | `market` | state shared by the modules |
 //! | `api` | MarketService, book views (`depth`), diagnostic reads, event consumers (`consumers`) |
 //! | `clock` | ConfirmClock |
-//! | `orders` | place, cancel, amend, mass cancel over RPC |
+//! | `orders` | calls over RPC: place, cancel, amend, mass cancel, kill switch, member bounds |
 //! | `funding`, `sweeper` | trading holds, and the release of every hold |
 //! | `front` | trading sessions, on a polled thread |
-//! | `budget` | each user's remaining daily order budget |
+//! | `budget` | each user's remaining daily budget for session orders |
 //! | `idle_sessions` | forgets sessions that were closed long ago |
 //! | `resend_source` | session messages older than the window, rebuilt from the journal |
-//! | `dispatch` | health checks and gauges of the trading path |
+//! | `dispatch` | health and gauges of the trading path and the replica |
 //! | `projection` | the history, written from the replica |
 //! | `feed` | market events, published from the replica |
-//! | `instruments` | the instrument registry, journalled |
+//! | `instruments` | import of the instrument registry into the journal; trading phases |
 //! | `retry` | back-off while a store or the log is unavailable |
-//! | `identity` | who may trade, with a profile cache |
+//! | `identity` | permission to trade and daily limit, with a profile cache |
 //! | `refusal` | RPC errors of refusals |
 
 mod api;

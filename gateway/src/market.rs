@@ -28,21 +28,22 @@ use crate::refusal;
 
 /// How long a cancel waits for the store to record its request.
 const NOTE_WAIT: Duration = Duration::from_millis(50);
-/// How long a call waits for another one that reads the same user's limit.
+/// How long a call waits for another call that reads the same user's limit.
 const LIMIT_WAIT: Duration = Duration::from_secs(1);
-/// How long a call that changes something waits for the replica. Longer than a read (100 ms): with
-/// UNAVAILABLE the caller would not know whether it took effect.
+/// How long a call that changes something waits for the replica. Longer than a read
+/// (`replica_wait_ms`): after UNAVAILABLE the caller does not know whether the call took effect.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
 pub use types::instrument::MONEY_DECIMALS;
 
-/// Divisor of the node's slots for open orders: a user may take at most a sixteenth.
-const USER_PART: u32 = 16;
+/// A user may have at most one in this many of the node's slots for open orders.
+const ORDERS_PER_USER_DIVISOR: u32 = 16;
 
-/// This service's name in its calls, and the owner of its holds: no other service may release or
-/// consume them (`design.md` 4).
+/// This service's name in its calls, and the owner of its holds. Only the owner may release or
+/// consume a hold (`design.md` 4).
 pub const SOURCE: &str = "market";
 
+/// State that all tasks of the gateway share.
 pub struct Market {
     pub config: GatewayConfig,
     pub node: NodeId,
@@ -58,14 +59,14 @@ pub struct Market {
     pub identity: Identity,
     pub cfa: CfaClient,
     pub budgets: Budgets,
-    /// One read of a user's limit at a time: the last one journalled is the last one read.
+    /// Serializes the reads of a user's limit, so that the last value read is the last journalled.
     pub limits: KeyedMutex<UserIx>,
     /// Serializes the changes of a user's trading holds.
     pub funding: KeyedMutex<UserIx>,
-    /// Bounds concurrent journal scans.
+    /// Permits for concurrent journal scans.
     pub scans: Arc<Semaphore>,
-    /// Serializes the releases of a hold in the ledger: each reads both sides, then releases the
-    /// difference.
+    /// Serializes the releases of a hold in the ledger. Each compares journal and ledger, then
+    /// releases the difference.
     pub releases: KeyedMutex<Id128>,
 }
 
@@ -121,13 +122,12 @@ impl Asset {
 }
 
 impl Market {
-    /// Instrument with an index, from the durable part of the journal. Cheap enough for every
-    /// order.
+    /// Instrument with an index, as of the replica's position. Cheap enough for every order.
     pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
         self.replica.names().find_instrument(instrument)
     }
 
-    /// Submits a request to the trading path. The answer is *accepted*, not yet durable.
+    /// Submits a request to the trading path. The returned record is *accepted*, not yet durable.
     pub async fn submit(&self, request: Request) -> Result<Record, SubmitError> {
         self.port.call(request).await
     }
@@ -136,7 +136,7 @@ impl Market {
     pub async fn submit_durable(&self, request: Request) -> Result<Record, Status> {
         let record = self.submit(request).await;
         let record = record.map_err(|error| refusal::submit_error(&error))?;
-        self.durable(record.command.sequence).await?;
+        self.await_durable(record.command.sequence).await?;
         Ok(record)
     }
 
@@ -148,7 +148,7 @@ impl Market {
     ) -> Result<Option<Record>, Status> {
         match self.submit(request).await {
             Ok(record) => {
-                self.durable(record.command.sequence).await?;
+                self.await_durable(record.command.sequence).await?;
                 Ok(Some(record))
             }
             Err(SubmitError::Refused(reject)) if unless.contains(&reject.reason) => Ok(None),
@@ -156,35 +156,37 @@ impl Market {
         }
     }
 
-    /// Waits for the history to reach the last assigned sequence, so that a reader sees what any
-    /// earlier report or hint stated (R178).
+    /// Waits for the history to reach the last assigned sequence. A reader then sees everything
+    /// that an earlier report or hint stated (R178).
     ///
     /// # Errors
     /// As [`Self::await_history`].
-    pub async fn fresh(&self) -> Result<(), Status> {
+    pub async fn await_fresh_history(&self) -> Result<(), Status> {
         self.await_history(self.replica.assigned()).await
     }
 
-    /// Returns when the journal has the sequence on disk.
-    pub async fn durable(&self, sequence: Sequence) -> Result<(), Status> {
+    /// Returns when the sequence is durable.
+    pub async fn await_durable(&self, sequence: Sequence) -> Result<(), Status> {
         let durable = self.commit.wait(sequence).await;
         durable.map_err(refusal::internal)
     }
 
-    /// Reads the replica's state after the last assigned sequence; all of it is durable.
+    /// Reads the replica's state after the last assigned sequence; all of it is durable. For calls
+    /// that change something: waits up to [`CALL_WAIT`].
     pub async fn state<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
         let state = self.replica.read_fresh(CALL_WAIT, read).await;
         state.map_err(refusal::replica_behind)
     }
 
-    /// Like [`Self::state`], for a read-only call that fails rather than return old data (R178).
-    pub async fn look<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
-        let patience = Duration::from_millis(self.config.replica_wait_ms);
-        let state = self.replica.read_fresh(patience, read).await;
+    /// Like [`Self::state`], for read-only calls: waits up to `replica_wait_ms`, then fails rather
+    /// than return old data (R178).
+    pub async fn query<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
+        let wait = Duration::from_millis(self.config.replica_wait_ms);
+        let state = self.replica.read_fresh(wait, read).await;
         state.map_err(refusal::replica_behind)
     }
 
-    /// A ledger hold in the journal, as of the replica's position.
+    /// The journal's state of a ledger hold, as of the replica's position.
     pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
         self.replica.read(|state| state.hold_of(hold_id))
     }
@@ -214,7 +216,7 @@ impl Market {
     ///
     /// # Errors
     /// UNAVAILABLE if the file is locked for longer.
-    pub async fn stored<T>(
+    pub async fn access_store<T>(
         &self,
         access: impl Future<Output = Result<T, crate::Error>>,
     ) -> Result<T, Status> {
@@ -223,13 +225,13 @@ impl Market {
         done.map_err(refusal::internal)
     }
 
-    /// Waits, but fails when the replica has ended: its position moves no further.
+    /// Waits, but fails when the replica has ended: nothing that follows it advances then.
     pub async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
         tokio::select! {
             biased;
             () = waiting => Ok(()),
             reason = self.replica.ended() => {
-                // Debug: its end was logged, and callers could fill the log.
+                // Debug level: the end itself is logged, and repeated calls could flood the log.
                 tracing::debug!(reason, "replica ended: the call cannot be answered");
                 Err(refusal::submit_error(&SubmitError::Stopping))
             }
@@ -237,33 +239,34 @@ impl Market {
     }
 
     /// Returns when the replica has applied the record.
-    pub async fn passed(&self, sequence: Sequence) -> Result<(), Status> {
+    pub async fn await_applied(&self, sequence: Sequence) -> Result<(), Status> {
         let passed = self.replica.wait(sequence).await;
         passed.map_err(refusal::internal)
     }
 
-    /// Returns when the journal records that the ledger has every posting up to the record. Money
-    /// that a Defund or CloseHold at `sequence` took out of a hold may be released in the ledger
-    /// only then: before, part of it may still be in the hold of an order.
-    pub async fn posted(&self, sequence: Sequence) -> Result<(), Status> {
+    /// Returns when the journal records that the ledger has every posting through `sequence`.
+    ///
+    /// Money that a Defund or CloseHold at `sequence` took out of a hold may be released in the
+    /// ledger only after that. Before, the hold of an order may still contain some of it.
+    pub async fn await_posted(&self, sequence: Sequence) -> Result<(), Status> {
         let posted = self.replica.wait_posted(sequence).await;
         posted.map_err(refusal::internal)
     }
 
-    /// Whether [`Self::posted`] would return at once.
+    /// Whether [`Self::await_posted`] would return at once.
     pub fn is_posted(&self, sequence: Sequence) -> bool {
         self.replica.settlement().posted >= sequence
     }
 
     /// The instrument with an id. Fails with `Instrument not found`.
     pub async fn instrument(&self, instrument_id: &str) -> Result<InstrumentSpec, Status> {
-        refusal::check_given("instrument_id", instrument_id)?;
+        refusal::check_not_empty("instrument_id", instrument_id)?;
         let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
         let names = self.replica.names();
         if let Some(spec) = names.instrument_of(&id) {
             return Ok(spec);
         }
-        // It may have been listed just now.
+        // The instrument may have been registered just now: wait for the replica.
         self.state(|_| ()).await?;
         let spec = names.instrument_of(&id);
         spec.ok_or_else(refusal::instrument_not_found)
@@ -319,14 +322,14 @@ impl Market {
         .await
     }
 
-    /// Returns when the history has the answer to a call with a key: the record of its command, or
-    /// of the last slice where it continues in slices. That answer counts the orders of all slices.
+    /// Returns when the history has the complete answer to a call with a key. If the call continues
+    /// in slices, the answer counts the orders of all slices.
     ///
     /// # Errors
     /// As [`Self::await_history`].
-    async fn carried_out(&self, key_hash: Id128, mut call: KeyedCall) -> Result<(), Status> {
+    async fn await_answer(&self, key_hash: Id128, mut call: KeyedCall) -> Result<(), Status> {
         loop {
-            self.durable(call.sequence).await?;
+            self.await_durable(call.sequence).await?;
             self.await_history(call.sequence).await?;
             let (passed, is_sweeping, last) = self.replica.read(|state: &State| {
                 let admission = state.core().admission();
@@ -337,7 +340,7 @@ impl Market {
                 (state.core().sequence(), is_sweeping, last)
             });
             if is_sweeping {
-                self.passed(passed.next()).await?;
+                self.await_applied(passed.next()).await?;
             } else if last == call.sequence {
                 return Ok(());
             } else {
@@ -346,18 +349,18 @@ impl Market {
         }
     }
 
-    /// The earlier answer under a key, once the history has it. Misses a call whose command is in
-    /// flight: admission refuses its repeat ([`Market::answered_by`]).
+    /// The earlier answer under a key, once the history has it. Does not find a call whose command
+    /// is in flight. Admission refuses the repeat of such a call; then use [`Market::answered_by`].
     pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
         let call = |state: &State| state.core().admission().keyed_call(key_hash);
         loop {
             let known = self.replica.read(call);
             if let Some(call) = known {
-                self.carried_out(key_hash, call).await?;
+                self.await_answer(key_hash, call).await?;
             }
             let answer = repo::answer(&self.projection.db, key_hash);
-            let answer = self.stored(answer).await?;
-            // A command that was in flight a moment ago: the row may lack its later slices.
+            let answer = self.access_store(answer).await?;
+            // The command has left flight since the first read: the row may lack later slices.
             let has_begun = known.is_none() && self.replica.read(call).is_some();
             if answer.is_none() || !has_begun {
                 return Ok(answer);
@@ -365,15 +368,15 @@ impl Market {
         }
     }
 
-    /// Like [`Self::answered`], for a call that reduces risk: it proceeds when the store is slow.
-    /// Admission knows the keys of the last day.
+    /// Like [`Self::answered`], for a call that reduces risk: the call proceeds when the store is
+    /// slow. Admission still refuses repeats of keys of the last day.
     pub async fn reduction_answered(&self, key_hash: Id128) -> Option<AnswerRow> {
         match tokio::time::timeout(NOTE_WAIT, self.answered(key_hash)).await {
             Ok(Ok(answer)) => answer,
-            silent => {
+            failed => {
                 tracing::warn!(
-                    ?silent,
-                    "store too slow: the cancel proceeds without its earlier answer"
+                    ?failed,
+                    "store too slow: a cancel proceeds without a check for an earlier answer"
                 );
                 None
             }
@@ -387,27 +390,27 @@ impl Market {
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
         if let RejectDetails::Request(call) = reject.details {
-            self.carried_out(key_hash, call).await?;
+            self.await_answer(key_hash, call).await?;
         }
         self.answered(key_hash).await
     }
 
-    /// Records that a call was answered whose answer the journal may not have, because there was
-    /// nothing left to do: a late repeat does nothing either. Where the journal has the key, the
-    /// row only states that the call was answered.
+    /// Records that a call was answered, so that a late repeat does nothing. Needed for a call that
+    /// changed nothing, whose key the journal does not have. Does not change an answer that the
+    /// history already has.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
-        self.stored(repo::note_answer(&self.projection.db, key_hash))
+        self.access_store(repo::note_answer(&self.projection.db, key_hash))
             .await
     }
 
     /// Upper limit of `open_orders_per_user` (`design.md` 7).
-    pub fn open_orders_most(&self) -> u32 {
+    pub fn open_orders_per_user_max(&self) -> u32 {
         let orders_max = |state: &State| state.core().admission().orders_max();
-        self.replica.read(orders_max) / USER_PART
+        self.replica.read(orders_max) / ORDERS_PER_USER_DIVISOR
     }
 
-    /// Stores what a call carries beyond its journalled command. `client_order`: user, number and
-    /// text of the client's order id.
+    /// Stores the data of a call that its command does not contain: the correlation id, and
+    /// `client_order` (user, number and text of the client's order id).
     pub async fn note_request(
         &self,
         context: &rpc::Context,
@@ -416,17 +419,20 @@ impl Market {
     ) -> Result<(), Status> {
         let (db, id) = (&self.projection.db, &context.correlation_id);
         let noting = repo::note_request(db, key_hash, id, client_order, now_us());
-        self.stored(noting).await
+        self.access_store(noting).await
     }
 
-    /// Like [`Self::note_request`], for a call that reduces risk: it proceeds when the store is
-    /// slow.
+    /// Like [`Self::note_request`], for a call that reduces risk: the call proceeds when the store
+    /// is slow.
     pub async fn note_reduction(&self, context: &rpc::Context, key_hash: Id128) {
         let noting = self.note_request(context, key_hash, None);
         let noted = tokio::time::timeout(NOTE_WAIT, noting).await;
         if !matches!(noted, Ok(Ok(()))) {
             let id = &context.correlation_id;
-            tracing::warn!(id, "store too slow: the cancel proceeds unrecorded");
+            tracing::warn!(
+                id,
+                "store too slow: a cancel proceeds, its correlation id is not stored"
+            );
         }
     }
 
@@ -436,50 +442,50 @@ impl Market {
     }
 
     /// Locks the user's trading holds for one change.
-    pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
+    pub async fn lock_funding(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
         self.funding.lock(user).await
     }
 
-    /// The price by which an order's value is judged: a sell trades at the best bid if that is
-    /// above its own price.
-    pub async fn price_to_trade(&self, new: &NewRequest, price: Ticks) -> Result<Ticks, Status> {
+    /// The price for the value of an order in limit checks. A sell trades at the best bid if that
+    /// is above the order's own price.
+    pub async fn valuation_price(&self, new: &NewRequest, price: Ticks) -> Result<Ticks, Status> {
         if new.side == Side::Buy {
             return Ok(price);
         }
         let quote = |state: &State| state.core().admission().quote(new.instrument);
-        let bid = self.look(quote).await?.opposite(new.side);
+        let bid = self.query(quote).await?.opposite(new.side);
         Ok(bid.map_or(price, |bid| bid.max(price)))
     }
 
-    /// Reads the user's day limit from identity, journals it, and reads what is left; nothing if
-    /// another call has done so meanwhile.
+    /// Reads the user's day limit from identity, journals it, and sets the front's estimate. Does
+    /// nothing if another call has done so meanwhile.
     ///
     /// # Errors
-    /// UNAVAILABLE while another call reads the same limit for long: not every session of a user
-    /// waits for an identity that does not answer.
+    /// UNAVAILABLE if another call reads the same limit for longer than [`LIMIT_WAIT`]. The wait is
+    /// bounded so that the sessions of a user do not all wait for an identity that does not answer.
     pub async fn refresh_budget(
         &self,
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
     ) -> Result<(), Status> {
-        let budget = self.budgets.of(user);
-        let before = budget.mark();
-        let turn = tokio::time::timeout(LIMIT_WAIT, self.limits.lock(user)).await;
-        let _turn = turn.map_err(|_| refusal::limit_not_read())?;
-        if budget.mark() == before && !budget.is_stale(self.day()) {
+        let budget = self.budgets.of_user(user);
+        let before = budget.version();
+        let lock = tokio::time::timeout(LIMIT_WAIT, self.limits.lock(user)).await;
+        let _lock = lock.map_err(|_| refusal::limit_read_in_progress())?;
+        if budget.version() == before && !budget.is_stale(self.day()) {
             return Ok(());
         }
         self.read_limit(context, user, user_id).await
     }
 
-    /// Reads the limit of a user who has a budget today. Its orders by call, and its amends, are
-    /// judged by admission alone, which learns of a change only in this way.
-    pub async fn reset_budget(&self, user: UserIx) -> Result<(), Status> {
+    /// Reads the limit of a user who has a budget today, after the limit changed in identity.
+    /// Admission alone checks the user's RPC orders and amends, and gets the new limit only here.
+    pub async fn refresh_limit(&self, user: UserIx) -> Result<(), Status> {
         let user_id = self.replica.names().user(user);
         let mut context = rpc::Context::new(SOURCE);
         context.user_id = user_id.to_string();
-        let _turn = self.limits.lock(user).await;
+        let _lock = self.limits.lock(user).await;
         let day = self.day();
         let has_budget = self.state(|state| {
             let row = state.core().admission().user(user);
@@ -491,16 +497,17 @@ impl Market {
         }
     }
 
-    /// The caller has the user's lock.
+    /// Reads the day limit from identity, journals it, and sets the front's estimate. The caller
+    /// holds the user's lock in `limits`.
     async fn read_limit(
         &self,
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
     ) -> Result<(), Status> {
-        let mark = self.budgets.of(user).mark();
-        // Before the call: identity may change the day meanwhile, and its figure is then too large
-        // for a day that has ended.
+        let version = self.budgets.of_user(user).version();
+        // The day is read before the call. If the day changes during the call, the limit of the new
+        // day is journalled for the ended day, which no later order uses.
         let day = self.day();
         let limits = &self.identity.client;
         let today = limits
@@ -519,21 +526,21 @@ impl Market {
                 if reject.reason == RejectReason::DuplicateRequest => {}
             Err(error) => return Err(refusal::submit_error(&error)),
         }
-        self.set_budget(user, day, mark).await
+        self.set_budget(user, day, version).await
     }
 
-    /// Reads what is left of the user's budget of a day, orders of all its sessions counted.
+    /// Sets the front's estimate to what admission has left for the user on a day.
     pub async fn read_budget(&self, user: UserIx, day: u32) -> Result<(), Status> {
-        let mark = self.budgets.of(user).mark();
-        self.set_budget(user, day, mark).await
+        let version = self.budgets.of_user(user).version();
+        self.set_budget(user, day, version).await
     }
 
-    async fn set_budget(&self, user: UserIx, day: u32, mark: u32) -> Result<(), Status> {
+    async fn set_budget(&self, user: UserIx, day: u32, version: u32) -> Result<(), Status> {
         let left = self.state(|state| {
             let row = state.core().admission().user(user);
             row.map_or(Minor::ZERO, |row| row.budget.left(day))
         });
-        self.budgets.of(user).set(left.await?, day, mark);
+        self.budgets.of_user(user).set(left.await?, day, version);
         Ok(())
     }
 }

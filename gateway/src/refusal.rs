@@ -1,4 +1,4 @@
-//! Refusals of the trading path as RPC errors (D23): exact texts, reasons and metadata.
+//! RPC errors for refusals of the trading path (D23): texts, reasons and metadata.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use types::instrument::MONEY_DECIMALS;
 use types::{Decimal, RejectReason};
 
-/// Delay before a retry that an error suggests, in milliseconds.
+/// Suggested delay before a retry, in milliseconds.
 const RETRY_MS: u64 = 200;
 
 pub fn order_not_found() -> Status {
@@ -35,11 +35,11 @@ pub fn hold_in_use() -> Status {
     rpc::status::failed_precondition("HOLD_IN_USE", "Hold is in use")
 }
 
-/// The sweeper has released the key's hold: the call may no longer act.
+/// The sweeper has closed the hold of this idempotency key. The call must not proceed.
 pub fn request_expired() -> Status {
     rpc::status::failed_precondition(
         "REQUEST_EXPIRED",
-        "The request was given up; send it again under a new idempotency key",
+        "The request has expired; send it again under a new idempotency key",
     )
 }
 
@@ -57,7 +57,7 @@ pub struct Shortfall {
 
 /// `Insufficient balance` with its breakdown (T05, `design.md` 4).
 pub fn insufficient_balance(short: &Shortfall) -> Status {
-    let facts = [
+    let metadata = [
         ("required", short.required),
         ("balance", short.balance),
         ("held", short.held),
@@ -66,7 +66,7 @@ pub fn insufficient_balance(short: &Shortfall) -> Status {
         ("undrawn", short.undrawn),
         ("drawn", short.drawn),
     ];
-    let metadata: HashMap<String, String> = facts
+    let metadata: HashMap<String, String> = metadata
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value.to_string()))
         .collect();
@@ -83,15 +83,15 @@ pub fn internal(error: impl std::error::Error) -> Status {
     rpc::status::internal(&error)
 }
 
-/// Refuses an empty id; an unknown one is NOT_FOUND.
-pub fn check_given(field: &str, id: &str) -> Result<(), Status> {
+/// Refuses an empty id with INVALID_ARGUMENT.
+pub fn check_not_empty(field: &str, id: &str) -> Result<(), Status> {
     match id.is_empty() {
         true => Err(rpc::status::invalid_argument(field, "is required")),
         false => Ok(()),
     }
 }
 
-/// A request that is not in the journal.
+/// A request that the trading path did not journal.
 pub fn submit_error(error: &SubmitError) -> Status {
     match error {
         SubmitError::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
@@ -102,28 +102,28 @@ pub fn submit_error(error: &SubmitError) -> Status {
     }
 }
 
-/// The replica lacks this many of the assigned records: its state would be older than what callers
-/// were told.
+/// The replica lags the last assigned sequence by `records`. Its state could be older than what
+/// earlier answers reported.
 pub fn replica_behind(records: u64) -> Status {
     let lag = HashMap::from([("lagRecords".to_owned(), records.to_string())]);
     let text = "Market state is behind the journal, retry later";
     rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
 }
 
-/// Identity has not answered another call's question for the user's limit.
-pub fn limit_not_read() -> Status {
+/// Another call is still reading the user's limit from identity.
+pub fn limit_read_in_progress() -> Status {
     rpc::status::unavailable("Limit of the user", RETRY_MS)
 }
 
 /// New orders are refused: a follower of the journal lags or has ended, or a disk is nearly full.
-fn behind(reason: RejectReason) -> Status {
+fn intake_closed(reason: RejectReason) -> Status {
     let text = match reason {
         RejectReason::SettlementBacklog => "Settlement is too far behind",
         RejectReason::DiskLow => "A disk of the platform is nearly full",
         RejectReason::ReplicaEnded => {
             let text = "Market takes no orders until its next start";
-            let facts = HashMap::new();
-            return rpc::status::with_metadata(Code::Unavailable, reason.as_str(), text, facts);
+            let metadata = HashMap::new();
+            return rpc::status::with_metadata(Code::Unavailable, reason.as_str(), text, metadata);
         }
         _ => "Market is too far behind its journal",
     };
@@ -137,41 +137,46 @@ fn clock_unconfirmed() -> Status {
     rpc::status::with_metadata(Code::Unavailable, reason, text, HashMap::new())
 }
 
-/// ConfirmClock while the clock agrees with the machine's.
+/// ConfirmClock while the clock is not suspect.
 pub fn clock_not_suspect() -> Status {
     let text = "The clock is not suspect: there is nothing to confirm";
     rpc::status::failed_precondition("CLOCK_NOT_SUSPECT", text)
 }
 
-/// ConfirmClock with another offset than the clock has.
-pub fn clock_offset(offset_s: i64) -> Status {
+/// ConfirmClock with an offset that is not the clock's.
+pub fn clock_offset_differs(offset_s: i64) -> Status {
     let text = format!("The machine's clock is off by {offset_s} s: confirm that figure");
     rpc::status::failed_precondition("CLOCK_OFFSET", text)
 }
 
-/// The store did not write in time what the answer needs. A repeat is safe.
+/// The history's file did not respond within `read_wait_ms`. A repeat of the call is safe.
 pub fn store_busy() -> Status {
     rpc::status::unavailable("Market store", 5 * RETRY_MS)
 }
 
 /// The history lacks `lag` durable records.
 pub fn history_behind(lag: u64) -> Status {
-    let facts = HashMap::from([("lagRecords".to_owned(), lag.to_string())]);
+    let metadata = HashMap::from([("lagRecords".to_owned(), lag.to_string())]);
     let text = "History is behind the journal, retry later";
-    rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, facts)
+    rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, metadata)
 }
 
-/// The user is at the limit of open orders; waiting alone changes nothing.
+/// The user is at the limit of open orders. Waiting does not help.
 fn order_limit(reject: &Reject) -> Status {
     let text = match reject.reason {
         RejectReason::UserOrderLimit => "Too many open orders of the user",
         _ => "Too many open orders of the user on the instrument",
     };
-    let mut facts = HashMap::new();
+    let mut metadata = HashMap::new();
     if let RejectDetails::MaxCount(limit) = reject.details {
-        facts.insert("limit".to_owned(), limit.to_string());
+        metadata.insert("limit".to_owned(), limit.to_string());
     }
-    rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
+    rpc::status::with_metadata(
+        Code::ResourceExhausted,
+        reject.reason.as_str(),
+        text,
+        metadata,
+    )
 }
 
 /// The order is too large. The value limit is in roubles.
@@ -188,17 +193,17 @@ fn size_limit(reject: &Reject) -> Status {
             ("Order value is too high", roubles.to_string())
         }
     };
-    let facts = HashMap::from([("limit".to_owned(), limit)]);
+    let metadata = HashMap::from([("limit".to_owned(), limit)]);
     rpc::status::with_metadata(
         Code::FailedPrecondition,
         reject.reason.as_str(),
         text,
-        facts,
+        metadata,
     )
 }
 
-/// The member has used up a quota that refills with time.
-fn used_up(reject: &Reject) -> Status {
+/// The member has exhausted a quota that refills with time.
+fn quota_exhausted(reject: &Reject) -> Status {
     let text = match reject.reason {
         RejectReason::JournalQuota => "The user's share of the journal is used up",
         _ => "Too many order messages for the user's trades",
@@ -207,8 +212,9 @@ fn used_up(reject: &Reject) -> Status {
     rpc::status::resource_exhausted(reject.reason.as_str(), text, retry_ms)
 }
 
-/// `Insufficient balance` with figures in money; callers that know the asset build their own.
-fn short_of(details: RejectDetails) -> Status {
+/// `Insufficient balance` with amounts in roubles. Callers that know the asset call
+/// [`insufficient_balance`].
+fn insufficient_money(details: RejectDetails) -> Status {
     let mut short = Shortfall::default();
     if let RejectDetails::Balance { undrawn, main, fee } = details {
         short.undrawn = Decimal::from_minor(undrawn.0, MONEY_DECIMALS);
@@ -233,7 +239,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::QuantityLot => {
             bad("order.quantity", "must be a positive multiple of the lot")
         }
-        RejectReason::InsufficientBalance => short_of(reject.details),
+        RejectReason::InsufficientBalance => insufficient_money(reject.details),
         RejectReason::NoTradingHold => failed("No trading hold"),
         RejectReason::UnknownOrder => order_not_found(),
         RejectReason::OrderNotOpen => order_not_open(),
@@ -243,13 +249,13 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::Throttle => {
             rpc::status::resource_exhausted("THROTTLE", "Too many requests", RETRY_MS)
         }
-        RejectReason::JournalQuota | RejectReason::OrderToTrade => used_up(reject),
+        RejectReason::JournalQuota | RejectReason::OrderToTrade => quota_exhausted(reject),
         RejectReason::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
         RejectReason::SettlementBacklog
         | RejectReason::SessionsBacklog
         | RejectReason::CheckpointBacklog
         | RejectReason::DiskLow
-        | RejectReason::ReplicaEnded => behind(reject.reason),
+        | RejectReason::ReplicaEnded => intake_closed(reject.reason),
         RejectReason::ClockUnconfirmed => clock_unconfirmed(),
         RejectReason::DuplicateClientOrderId => rpc::status::already_exists(
             "DUPLICATE_CLIENT_ORDER_ID",
@@ -267,12 +273,13 @@ pub fn refused(reject: &Reject) -> Status {
         }
         RejectReason::InvalidCombination => bad(
             "order.time_in_force",
-            "does not go together with the order type, post_only or expires_at",
+            "cannot be combined with the order type, post_only or expires_at",
         ),
-        RejectReason::Expired => bad("order.expires_at", "must lie in the future"),
-        RejectReason::InvalidAmend => {
-            bad("quantity", "must leave something open and change something")
-        }
+        RejectReason::Expired => bad("order.expires_at", "must be in the future"),
+        RejectReason::InvalidAmend => bad(
+            "quantity",
+            "must exceed the filled quantity, and the amend must change the order",
+        ),
         RejectReason::TooManyOrders => {
             rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)
         }

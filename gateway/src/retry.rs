@@ -1,5 +1,5 @@
-//! Back-off of a follower of the replica while its store or the log is unavailable, for example on
-//! a full disk. Meanwhile the health read names the follower and the reason.
+//! Back-off of a replica follower while its store or the event log is unavailable, for example on a
+//! full disk. Meanwhile the health read names the follower and the reason.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::Error;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Attempts at one operation. Dropping it sets the health to ok.
+/// Attempts at one operation. Dropping it after a failure sets the health part to ok.
 pub struct Retry<'a> {
     part: &'static str,
     health: &'a Health,
     shutdown: &'a CancellationToken,
-    /// Failed attempts.
+    /// Number of failed attempts.
     failed: u32,
 }
 

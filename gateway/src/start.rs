@@ -37,7 +37,7 @@ use crate::{
 const FILE: &str = "market.db";
 /// Time limit for all workers together to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
-/// Pause before the next request to the registry.
+/// Pause between attempts to import the instrument registry.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
 
 /// Dependencies of the gateway.
@@ -51,7 +51,7 @@ pub struct GatewayDeps {
     pub commit: Commit,
     /// Follows the journal that `port` writes.
     pub replica: Replica,
-    /// Positions of the history and of the feed of market events, read by journal retention.
+    /// Positions of the history and the feed. Journal retention reads them.
     pub history: Durable,
     pub feed: Durable,
 }
@@ -62,19 +62,20 @@ pub struct GatewayHandle {
     health: Health,
     address: SocketAddr,
     fingerprint: String,
-    /// Tasks that take orders, calls and events. The shutdown token ends them.
+    /// Tasks that handle orders, calls and events. The shutdown token ends them.
     workers: Vec<JoinHandle<()>>,
     /// History and feed. They stop after the workers, so that both contain the last orders.
     publishers: Vec<JoinHandle<()>>,
     publishers_token: CancellationToken,
 }
 
-/// Opens the store, catches up with the journal, imports the instruments and starts serving.
-/// Returns once sessions and calls are served.
+/// Opens the store, catches up with the journal, imports the instruments and starts the tasks.
+/// Returns once trading sessions are served. The caller serves the RPC routes
+/// ([`GatewayHandle::service`]).
 ///
-/// `shutdown` ends the intake. Session messages, history and published events continue until
-/// [`GatewayHandle::stopped`]: a call under way is answered from the history, and a session
-/// receives the reports of its requests.
+/// `shutdown` ends the intake of requests. History and feed continue until
+/// [`GatewayHandle::stopped`], so that calls in progress are answered and sessions receive the
+/// reports of their requests.
 ///
 /// # Errors
 /// [`Error`].
@@ -88,7 +89,7 @@ pub fn start(
         let file = config.data_dir.join(FILE);
         let projection = Projection::open(file, node, deps.history).await?;
         let db = projection.db.clone();
-        // The position is known before the journal may be truncated.
+        // Reports the feed's position to `deps.feed` before the journal may be truncated.
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
         let bound = Bound::bind(&config)?;
         let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
@@ -114,7 +115,7 @@ pub fn start(
             releases: KeyedMutex::default(),
         });
         let mut publishers = Tasks::of(&health, CancellationToken::new());
-        publishers.keep_publishing(&market, &deps.log, &deps.feed);
+        publishers.spawn_publishers(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
         set_order_bounds(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
@@ -124,7 +125,7 @@ pub fn start(
             let later = sync_later(market.clone(), health.clone(), workers.token.clone());
             workers.running.push(tokio::spawn(later));
         }
-        workers.begin(&market, &deps.log);
+        workers.spawn_workers(&market, &deps.log);
         let token = workers.token.clone();
         let serving = bound.run(market.clone(), deps.auth, front, token);
         workers.spawn("trading_sessions", serving);
@@ -141,7 +142,7 @@ pub fn start(
     })
 }
 
-/// Journals the default bounds of a user, unless the journal already has them.
+/// Journals the configured default bounds, unless they are already in force.
 async fn set_order_bounds(market: &Market) -> Result<(), Error> {
     let config = &market.config;
     let none = OrderBounds::NONE;
@@ -166,7 +167,7 @@ async fn set_order_bounds(market: &Market) -> Result<(), Error> {
         user_rate: config.user_throttle_per_s,
         group_rate: config.group_throttle_per_s,
     };
-    let most = market.open_orders_most();
+    let most = market.open_orders_per_user_max();
     let least = bounds.per_instrument.min(bounds.sessions);
     if !(1..=most).contains(&bounds.per_user) || least == 0 {
         return Err(Error::Settings(format!(
@@ -214,8 +215,12 @@ impl Tasks {
         self.running.push(spawned);
     }
 
-    /// Spawns work that cannot fail.
-    fn endless(&mut self, part: &'static str, work: impl Future<Output: Send> + Send + 'static) {
+    /// Spawns work that returns no error.
+    fn spawn_infallible(
+        &mut self,
+        part: &'static str,
+        work: impl Future<Output: Send> + Send + 'static,
+    ) {
         self.spawn(part, async {
             work.await;
             Ok(())
@@ -223,22 +228,28 @@ impl Tasks {
     }
 
     /// Spawns history and feed. A failed task is restarted.
-    fn keep_publishing(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>, fed: &Durable) {
+    fn spawn_publishers(
+        &mut self,
+        market: &Arc<Market>,
+        log: &Arc<dyn events::Log>,
+        fed: &Durable,
+    ) {
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
-        self.endless("replica_watch", troubles);
+        self.spawn_infallible("replica_watch", troubles);
 
         let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
-        let history = guard::keep(&self.health, "history_task", &self.token, move || {
-            let history = own.projection.clone();
-            let behind = own
-                .replica
-                .follow_detached(projection::PART, history.position());
-            history.run(behind, shown.clone(), token.clone())
-        });
+        let history =
+            guard::spawn_restarting(&self.health, "history_task", &self.token, move || {
+                let history = own.projection.clone();
+                let behind = own
+                    .replica
+                    .follow_detached(projection::PART, history.position());
+                history.run(behind, shown.clone(), token.clone())
+            });
         let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
         let (log, fed) = (log.clone(), fed.clone());
-        let feed = guard::keep(&self.health, "feed_task", &self.token, move || {
+        let feed = guard::spawn_restarting(&self.health, "feed_task", &self.token, move || {
             let db = own.projection.db.clone();
             let feed = Feed::open(db, own.node, log.clone(), fed.clone());
             let (own, shown, token) = (own.clone(), shown.clone(), token.clone());
@@ -250,8 +261,8 @@ impl Tasks {
         self.running.extend([history, feed]);
     }
 
-    /// Spawns the consumers of other services' events and the maintenance tasks.
-    fn begin(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>) {
+    /// Spawns the event consumers, the health and gauge tasks and the maintenance tasks.
+    fn spawn_workers(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>) {
         let token = || self.token.clone();
         let (health, own) = (self.health.clone(), || market.clone());
         let showing = consumers::show_events(log.clone(), health.clone(), token());
@@ -266,21 +277,20 @@ impl Tasks {
         let sending_balances = balances::run(own(), token());
         self.spawn("message_samples", comparing);
         for (topic, part) in consumers::TOPICS {
-            let hearing = consumers::run(own(), log.clone(), topic, self.token.clone());
-            self.spawn(part, hearing);
+            let consuming = consumers::run(own(), log.clone(), topic, self.token.clone());
+            self.spawn(part, consuming);
         }
-        self.endless("events_health", showing);
-        self.endless("balances", sending_balances);
-        self.endless("sweeper", sweeping);
-        self.endless("idle_sessions", forgetting);
-        self.endless("budgets", resetting);
-        self.endless("gauges", gauges);
-        self.endless("trading_path_watch", path);
+        self.spawn_infallible("events_health", showing);
+        self.spawn_infallible("balances", sending_balances);
+        self.spawn_infallible("sweeper", sweeping);
+        self.spawn_infallible("idle_sessions", forgetting);
+        self.spawn_infallible("budgets", resetting);
+        self.spawn_infallible("gauges", gauges);
+        self.spawn_infallible("trading_path_watch", path);
     }
 }
 
-/// Later of the last record in the history and the last record that the feed has published; zero
-/// without a store.
+/// The higher of the positions of history and feed; zero without a store.
 ///
 /// # Errors
 /// The store cannot be opened.
@@ -293,9 +303,9 @@ pub fn published_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Erro
         // Positions do not depend on the node.
         let history =
             Projection::open(file, NodeId::default(), Durable::new(projection::PART)).await?;
-        let fed = repo::fed(&history.db).await;
+        let feed = repo::feed_position(&history.db).await;
         history.db.file.close().await;
-        fed.map(|fed| fed.max(history.position()))
+        feed.map(|feed| feed.max(history.position()))
     })
 }
 
@@ -316,9 +326,9 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
     }
 }
 
-/// Returns when the replica has applied everything that was durable at the start.
+/// Returns when the replica has applied every record that is durable now.
 async fn catch_up(market: &Market) -> Result<(), Error> {
-    let passed = market.passed(market.commit.position()).await;
+    let passed = market.await_applied(market.commit.position()).await;
     passed.map_err(|status| {
         let reason = status.message();
         Error::Start(format!("the replica did not catch up: {reason}"))
@@ -357,23 +367,24 @@ impl GatewayHandle {
         sweeper::sweep(&self.market).await
     }
 
-    /// Returns when the history holds everything that is durable now.
+    /// Returns when the history contains every record that is durable now, or the replica has
+    /// ended.
     pub async fn caught_up(&self) {
         let commit = self.market.commit.position();
-        // Both fail once the replica has ended: the history stays where it is.
-        let _ = self.market.passed(commit).await;
+        // Both waits fail once the replica has ended: the history then does not advance.
+        let _ = self.market.await_applied(commit).await;
         let written = self.market.projection.wait(commit);
         let _ = self.market.unless_ended(written).await;
     }
 
     /// Waits for every task to end after the shutdown token is cancelled, and closes the store.
-    /// Stop the server of [`Self::service`] first: calls under way are answered until here.
+    /// Stop the server of [`Self::service`] first: its calls in progress need the history.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut ended = Vec::new();
             let deadline = tokio::time::Instant::now() + WORKERS_STOP;
             for mut worker in self.workers {
-                // A worker may wait for a journal without space: abort it, as a crash would.
+                // A worker may wait for a full journal. Aborting it has the effect of a crash.
                 match tokio::time::timeout_at(deadline, &mut worker).await {
                     Ok(joined) => ended.push(joined),
                     Err(_) => worker.abort(),

@@ -1,16 +1,17 @@
-//! Ends every hold of the market, also after a crash (`design.md` 4). Compares the ledger's active
-//! holds with the journal and repairs what a crash left between the two.
+//! Reconciles the ledger's active holds of the market with the journal (`design.md` 4). Repairs
+//! differences that a crash left, and closes holds that are no longer used.
 //!
-//! - A hold that the journal does not know at its commit position and that is older than
-//!   [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded). A trading hold then serves. The hold
-//!   of an order that never arrived is closed at once, which binds its id, so that a late retry of
-//!   that call is refused.
-//! - A hold whose ledger amount is more than was funded: funded.
-//! - A hold that was defunded or closed, money not yet released: released.
-//! - The hold of an order that was funded and never used: closed.
-//! - A trading hold without open orders, long after its user's last session: closed.
+//! | hold | repair |
+//! |---|---|
+//! | unknown to the journal, older than `orphan_hold_age_ms` | adopted: funded in the journal |
+//! | larger in the ledger than the journal has funded | the difference is funded |
+//! | defunded or closed in the journal, not yet released in the ledger | released |
+//! | of an order, funded but not used for `orphan_hold_age_ms` | closed |
+//! | trading hold without open orders, user blocked or long without a session | closed |
 //!
-//! [`GatewayConfig::orphan_hold_age_ms`]: crate::GatewayConfig
+//! An adopted hold becomes the user's trading hold if it was opened as one and the user has no
+//! other. Every other adopted hold is closed at once. The journal then knows its id, so that a late
+//! retry of the call that created it is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use types::{HoldKind, Id128};
 use crate::funding;
 use crate::market::{Market, SOURCE, now_ns, now_us};
 
-/// Sweeps until shutdown.
+/// Sweeps the market's holds until shutdown.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.sweep_interval_ms.max(10));
     loop {
@@ -40,19 +41,22 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     }
 }
 
-/// One sweep.
+/// Sweeps once: repairs every active hold, then closes abandoned trading holds.
+///
+/// # Errors
+/// The ledger's holds cannot be listed, or the replica has ended.
 pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     let context = Context::new("market");
     let mut holds = market.ledger.active_holds(&context, SOURCE, None).await?;
     holds.retain(|hold| hold.parent.is_none());
-    // Read after the ledger has answered, so that it has what was funded meanwhile.
-    market.passed(market.commit.position()).await?;
+    // The replica is read after the ledger, so that it has every hold that was funded before.
+    market.await_applied(market.commit.position()).await?;
     for hold in &holds {
-        let healed = match market.hold_of(hold.hold_id) {
-            Some(market_hold) => heal(market, hold, &market_hold).await,
+        let repaired = match market.hold_of(hold.hold_id) {
+            Some(market_hold) => repair(market, hold, &market_hold).await,
             None => adopt(market, hold).await,
         };
-        if let Err(status) = healed {
+        if let Err(status) = repaired {
             // One hold must not delay the others.
             tracing::warn!(%status, hold_id = %hold.hold_id, "hold not repaired: the next sweep retries");
         }
@@ -61,7 +65,7 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     Ok(())
 }
 
-/// Closes the trading holds of users who have left.
+/// Closes abandoned trading holds. See [`funding::abandoned`].
 async fn close_abandoned(market: &Arc<Market>) {
     let idle_ns = market.config.trading_hold_idle_ms.saturating_mul(1_000_000);
     if idle_ns == 0 {
@@ -74,7 +78,9 @@ async fn close_abandoned(market: &Arc<Market>) {
         match funding::close_abandoned(market, hold, before_ns).await {
             Ok(()) => tracing::info!(hold_ix, "abandoned trading hold closed"),
             // One hold must not delay the others.
-            Err(status) => tracing::warn!(%status, hold_ix, "abandoned trading hold not closed"),
+            Err(status) => {
+                tracing::warn!(%status, hold_ix, "abandoned trading hold not closed: the next sweep retries")
+            }
         }
     }
 }
@@ -84,7 +90,7 @@ fn age_ms(since_us: i64) -> u64 {
 }
 
 /// Repairs a hold that the journal knows.
-async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Result<(), Status> {
+async fn repair(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Result<(), Status> {
     if market_hold.closed {
         return release_if_settled(market, hold, market_hold).await;
     }
@@ -95,25 +101,25 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, market_hold: &Hold) -> Re
     }
     let asset = market.asset_of(market_hold.asset);
     if asset.minor(hold.amount)? > market_hold.funded {
-        // A call that grows the hold now has the lock; after it there may be nothing left to do.
-        let _turn = market.funding_turn(market_hold.user).await;
+        // A call may be growing the hold. It has the lock, so read the hold again under the lock.
+        let _lock = market.lock_funding(market_hold.user).await;
         let hold = market
             .ledger
             .hold(&Context::new("market"), hold.hold_id)
             .await?;
         if let Some(hold) = hold.filter(LedgerHold::is_active) {
             let (user, kind) = (market_hold.user, market_hold.kind);
-            funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
+            funding::sync_funding(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
     }
-    // Released already: no call.
+    // Nothing is left to release.
     if asset.minor(hold.released)? >= market_hold.defunded {
         return Ok(());
     }
     release_if_settled(market, hold, market_hold).await
 }
 
-/// Releases only what settlement has already passed: a sweep does not wait.
+/// Releases the money if settlement has posted it. A sweep does not wait for settlement.
 async fn release_if_settled(
     market: &Arc<Market>,
     hold: &LedgerHold,
@@ -125,7 +131,7 @@ async fn release_if_settled(
     funding::release_to_holder(market, hold.hold_id).await
 }
 
-/// Adopts a hold that the journal does not know.
+/// Journals the funding of a hold that the journal does not know.
 async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
         return Ok(()); // Its call may still be in flight.
@@ -135,16 +141,16 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     };
     let (user_id, asset) = (name.user_id, market.asset(name.instrument_id).await?);
     let user = market.bind_user(user_id).await?;
-    let serves = hold.reason.starts_with(funding::TRADING_REASON)
+    let is_trading = hold.reason.starts_with(funding::TRADING_REASON)
         && market.default_hold(user, asset.ix).await?.is_none();
-    let kind = match serves {
+    let kind = match is_trading {
         true => HoldKind::Trading,
         false => HoldKind::Order,
     };
-    let turn = market.funding_turn(user).await;
-    let hold_ix = funding::bring_up(market, user, &asset, kind, hold, Id128::NONE).await?;
-    drop(turn);
-    tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "hold unknown to the journal adopted");
+    let lock = market.lock_funding(user).await;
+    let hold_ix = funding::sync_funding(market, user, &asset, kind, hold, Id128::NONE).await?;
+    drop(lock);
+    tracing::warn!(hold_id = %hold.hold_id, user_id, is_trading, "ledger hold was unknown to the journal: adopted");
     if kind == HoldKind::Order {
         funding::close_idle(market, hold_ix).await?;
     }

@@ -1,12 +1,12 @@
 //! Consumers of other services' events (specification 6.6, D28).
 //!
-//! - identity: a blocked user enters no more orders and loses open orders (`USER_BLOCKED`),
-//!   sessions and trading holds (`design.md` 4). Any event about a user evicts what is cached of
-//!   that user.
-//! - cfa: instruments are registered, change and end; issues, redemptions and transfers move the
-//!   positions kept here.
-//! - ledger: balances are sent to the sessions of their user; a hold that another service has ended
-//!   cancels the open orders that draw on it.
+//! - identity: a block refuses a user's new orders, cancels the open ones (`USER_BLOCKED`), ends
+//!   the sessions and closes the trading holds (`design.md` 4). Each event about a user evicts the
+//!   user's cached profile and budget.
+//! - cfa: instrument events update the instruments. Issues, redemptions and transfers change the
+//!   positions stored here.
+//! - ledger: balances are sent to the sessions of their user. If another service has ended a hold,
+//!   the open orders that draw on it are cancelled.
 
 use std::sync::Arc;
 
@@ -42,11 +42,11 @@ use crate::projection::repo::{self, Moves};
 const GROUP: &str = "market";
 /// Consumer name in the inbox.
 const POSITIONS: &str = "market.positions";
-/// Events per batch on the topic whose events move positions.
+/// Events per batch on the topic whose events change positions.
 const MOVES_MAX: usize = 256;
 
-/// Consumed topics and their health parts. Each has a consumer of its own, so that a block does not
-/// queue after the ledger's many events.
+/// Consumed topics and their health parts. Each topic has its own consumer, so that a block does
+/// not wait for the ledger's many events.
 pub const TOPICS: [(&str, &str); 3] = [
     (topics::IDENTITY, "identity_events"),
     (topics::CFA, "cfa_events"),
@@ -67,37 +67,40 @@ pub async fn run(
         let market = market.clone();
         async move { handle_in_order(&market, &events).await }
     };
-    // Events of the other topics make calls, and a stop must take effect between two of them.
-    let at_once = if topic == topics::CFA { MOVES_MAX } else { 1 };
-    events::consume_batches(log, GROUP, &[topic], at_once, handler, shutdown).await?;
+    // Events of the other topics make calls. They come one per batch, so that a shutdown takes
+    // effect between two of them.
+    let batch_max = if topic == topics::CFA { MOVES_MAX } else { 1 };
+    events::consume_batches(log, GROUP, &[topic], batch_max, handler, shutdown).await?;
     Ok(())
 }
 
-/// Shows in the market's health what keeps events from being handled, until shutdown.
+/// Shows in the health read why events are not handled, until shutdown.
 pub async fn show_events(
     log: Arc<dyn events::Log>,
     health: rpc::Health,
     shutdown: CancellationToken,
 ) {
-    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
-    events::report_health(log, &[GROUP], tell, shutdown).await;
+    let set_health = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &[GROUP], set_health, shutdown).await;
 }
 
-fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+fn decode<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(&*event.payload).map_err(|error| Poison(error.to_string()))
 }
 
-/// Handles events in order. A run of events that move positions shares a transaction.
+/// Handles events in order. Consecutive events that change positions share a transaction.
 async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult {
     let mut handled = 0;
     while handled < events.len() {
-        let run = match moves_at_front(&events[handled..]) {
+        let run = match leading_moves(&events[handled..]) {
             Ok(run) => run,
             Err(poison) => return stopped(handled, poison.into()),
         };
         let count = run.len().max(1);
         let done = if run.is_empty() {
-            handle(market, &events[handled]).await.map_err(or_later)
+            handle(market, &events[handled])
+                .await
+                .map_err(retry_if_transient)
         } else {
             let moved = repo::move_positions(&market.projection.db, POSITIONS, run).await;
             moved.map_err(Failure::from)
@@ -114,8 +117,11 @@ fn stopped(handled: usize, error: Failure) -> BatchResult {
     Err(Stopped { handled, error })
 }
 
-/// The leading events that move positions, up to the first other or unreadable one.
-fn moves_at_front(events: &[Event]) -> Result<Vec<Moves>, Poison> {
+/// The position changes of the leading events, up to the first other or unreadable event.
+///
+/// # Errors
+/// The first event is unreadable.
+fn leading_moves(events: &[Event]) -> Result<Vec<Moves>, Poison> {
     let mut run = Vec::new();
     for event in events {
         match moves(event) {
@@ -127,25 +133,26 @@ fn moves_at_front(events: &[Event]) -> Result<Vec<Moves>, Poison> {
     Ok(run)
 }
 
+/// The position changes of an event; `None` if its type changes none.
 fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
     let (instrument_id, changes) = match event.short_type() {
         "CfaIssuedEvent" => {
-            let m: cfa::CfaIssuedEvent = read(event)?;
+            let m: cfa::CfaIssuedEvent = decode(event)?;
             (
                 m.instrument_id,
                 vec![(m.holder_id, amount(m.amount.as_ref())?)],
             )
         }
         "CfaRedeemedEvent" => {
-            let m: cfa::CfaRedeemedEvent = read(event)?;
+            let m: cfa::CfaRedeemedEvent = decode(event)?;
             let change = negative(amount(m.amount.as_ref())?)?;
             (m.instrument_id, vec![(m.holder_id, change)])
         }
         "CfaTransferredEvent" => {
-            let m: cfa::CfaTransferredEvent = read(event)?;
+            let m: cfa::CfaTransferredEvent = decode(event)?;
             let change = amount(m.amount.as_ref())?;
-            let given = (m.from_user_id, negative(change)?);
-            (m.instrument_id, vec![given, (m.to_user_id, change)])
+            let debit = (m.from_user_id, negative(change)?);
+            (m.instrument_id, vec![debit, (m.to_user_id, change)])
         }
         _ => return Ok(None),
     };
@@ -156,25 +163,26 @@ fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
     }))
 }
 
-/// Marks a failure for redelivery if only a store, a peer or the journal can resolve it.
-fn or_later(error: Failure) -> Failure {
+/// Marks a failure for redelivery if it is transient: a store, a service or the trading path is
+/// unavailable.
+fn retry_if_transient(error: Failure) -> Failure {
     use tonic::Code::{Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable};
-    let is_away = if let Some(status) = error.downcast_ref::<Status>() {
-        let away = [
+    let is_transient = if let Some(status) = error.downcast_ref::<Status>() {
+        let transient = [
             Aborted,
             DeadlineExceeded,
             Internal,
             ResourceExhausted,
             Unavailable,
         ];
-        away.contains(&status.code())
+        transient.contains(&status.code())
     } else {
         matches!(
             error.downcast_ref(),
             Some(SubmitError::Busy | SubmitError::Stopping | SubmitError::JournalFailed)
         )
     };
-    if is_away {
+    if is_transient {
         RetryLater(error.to_string()).into()
     } else {
         error
@@ -184,53 +192,54 @@ fn or_later(error: Failure) -> Failure {
 async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
     match event.short_type() {
         "UserBlockedEvent" => {
-            let message: identity::UserBlockedEvent = read(event)?;
-            block(market, &message.user_id).await?;
+            let message: identity::UserBlockedEvent = decode(event)?;
+            block_user(market, &message.user_id).await?;
         }
         "UserUnblockedEvent" => {
-            let message: identity::UserUnblockedEvent = read(event)?;
-            unblock(market, &message.user_id).await?;
+            let message: identity::UserUnblockedEvent = decode(event)?;
+            unblock_user(market, &message.user_id).await?;
         }
         "UserUpdatedEvent" => {
-            let message: identity::UserUpdatedEvent = read(event)?;
-            forget(market, &message.user_id);
-            if let Some(user) = bound(market, &message.user_id) {
-                market.budgets.reset(user);
+            let message: identity::UserUpdatedEvent = decode(event)?;
+            evict(market, &message.user_id);
+            if let Some(user) = bound_user(market, &message.user_id) {
+                market.budgets.queue_refresh(user);
             }
         }
         "InstrumentRegisteredEvent" => {
-            let message: cfa::InstrumentRegisteredEvent = read(event)?;
+            let message: cfa::InstrumentRegisteredEvent = decode(event)?;
             let context = Context::new("market");
             instruments::sync_one(market, &context, &message.instrument_id).await?;
         }
         "InstrumentUpdatedEvent" => {
-            let message: cfa::InstrumentUpdatedEvent = read(event)?;
+            let message: cfa::InstrumentUpdatedEvent = decode(event)?;
             let context = Context::new("market");
             instruments::sync_one(market, &context, &message.instrument_id).await?;
         }
         "HoldReleasedEvent" => {
-            let message: ledger::HoldReleasedEvent = read(event)?;
+            let message: ledger::HoldReleasedEvent = decode(event)?;
             let reason = match message.reason.as_str() {
                 "Expired" => CancelReason::HoldExpired,
                 _ => CancelReason::HoldReleased,
             };
-            hold_vanished(market, event, &message.hold_id, reason).await?;
+            on_hold_ended(market, event, &message.hold_id, reason).await?;
         }
         "HoldConsumedEvent" => {
-            let message: ledger::HoldConsumedEvent = read(event)?;
-            hold_vanished(market, event, &message.hold_id, CancelReason::HoldReleased).await?;
+            let message: ledger::HoldConsumedEvent = decode(event)?;
+            on_hold_ended(market, event, &message.hold_id, CancelReason::HoldReleased).await?;
         }
-        "BalanceUpdatedEvent" => balance(market, &read(event)?)?,
+        "BalanceUpdatedEvent" => forward_balance(market, &decode(event)?)?,
         _ => {}
     }
     Ok(())
 }
 
-/// Forwards a user's balance to its sessions. House sub-accounts and users unknown here have none.
-fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), Failure> {
+/// Queues a user's balance for its sessions. Ignores house sub-accounts and users that never traded
+/// here.
+fn forward_balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), Failure> {
     let name = SubAccountName::parse(&event.subaccount_id);
     let name = name.filter(|name| name.purpose == Purpose::User);
-    let owner = name.and_then(|name| Some((name, bound(market, name.user_id)?)));
+    let owner = name.and_then(|name| Some((name, bound_user(market, name.user_id)?)));
     let Some((name, user)) = owner else {
         return Ok(());
     };
@@ -242,7 +251,7 @@ fn balance(market: &Market, event: &ledger::BalanceUpdatedEvent) -> Result<(), F
             names.instrument_of(&id).map(Asset::units)
         }
     };
-    // An instrument that is not listed here has no index to send.
+    // An instrument that the market does not know has no index to send.
     let Some(asset) = asset else { return Ok(()) };
     let amount = proto::convert::decimal(event.new_balance.as_ref());
     let amount = amount.map_err(|error| Poison(error.to_string()))?;
@@ -267,32 +276,34 @@ fn negative(amount: Decimal) -> Result<Decimal, Poison> {
         .map_err(|error| Poison(error.to_string()))
 }
 
-/// The index of a user who has traded here.
-fn bound(market: &Market, user_id: &str) -> Option<UserIx> {
+/// The index of a user that is bound in the journal.
+fn bound_user(market: &Market, user_id: &str) -> Option<UserIx> {
     market.replica.names().user_ix(&UserId::new(user_id).ok()?)
 }
 
-/// Evicts what is cached of a user. Its next order reads the budget again.
-fn forget(market: &Market, user_id: &str) {
-    market.identity.forget(user_id);
-    if let Some(user) = bound(market, user_id) {
-        market.budgets.of(user).drop_figure();
+/// Evicts a user's cached profile and invalidates the budget estimate, which the next order reads
+/// again.
+fn evict(market: &Market, user_id: &str) {
+    market.identity.evict(user_id);
+    if let Some(user) = bound_user(market, user_id) {
+        market.budgets.of_user(user).invalidate();
     }
 }
 
-async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
-    market.identity.forget(user_id);
+async fn block_user(market: &Arc<Market>, user_id: &str) -> HandlerResult {
+    market.identity.evict(user_id);
     if UserId::new(user_id).is_err() {
-        return Ok(()); // No valid user id: it could not be bound.
+        return Ok(()); // An invalid user id cannot be bound.
     }
-    // Another call may be binding the user now, with the profile from before the block.
+    // Binds the user even if unknown: a concurrent call may bind it with the profile from before
+    // the block.
     let user = market.bind_user(user_id).await?;
-    market.budgets.of(user).drop_figure();
+    market.budgets.of_user(user).invalidate();
     stop_trading(market, user).await?;
     let end = FrontMessage::EndUser(user, DisconnectCode::UserBlocked);
     market.front.send(end).await;
     tracing::info!(user_id, "user blocked, orders cancelled");
-    // The next event does not wait for the user's money: the sweeper closes what stays open.
+    // In the background, so that the next event does not wait. The sweeper closes what stays open.
     let own = market.clone();
     tokio::spawn(async move {
         let holds = own.state(|state| state.core().admission().trading_holds(user).collect());
@@ -313,38 +324,48 @@ async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
     submit_or_existing(market, Request::MassCancel((&cancel).into())).await
 }
 
-async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
-    forget(market, user_id);
+async fn unblock_user(market: &Market, user_id: &str) -> HandlerResult {
+    evict(market, user_id);
     if UserId::new(user_id).is_err() {
-        return Ok(()); // No valid user id: it could not be bound.
+        return Ok(()); // An invalid user id cannot be bound.
     }
-    // Bound, so that a block of a moment ago is found without waiting for the replica.
+    // Binding also finds a user that was bound by a very recent block, before the replica has it.
     let user = market.bind_user(user_id).await?;
     let cause = BlockCause::Identity;
     submit_or_existing(market, Request::UnblockUser { user, cause }).await?;
     Ok(())
 }
 
-/// Submits the request and waits until it, or the state that it repeats, is durable: the event that
-/// caused it is not redelivered after the handler returns.
+/// Submits the request and waits until it is durable, or until the state that it repeats is. Must
+/// wait: the event is not redelivered after the handler has returned.
 async fn submit_or_existing(market: &Market, request: Request) -> Result<(), Status> {
     match market.submit_unless(request, &[DuplicateRequest]).await? {
         Some(_) => Ok(()),
-        None => market.durable(market.replica.assigned()).await,
+        None => market.await_durable(market.replica.assigned()).await,
     }
 }
 
-/// The open orders that a user's ledger hold covers, and its index if it is an open trading hold.
-fn behind(market: &Market, user: UserIx, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
+/// The hold's index if it is an open trading hold, and the open orders that a user's ledger hold
+/// covers.
+fn orders_covered_by(
+    market: &Market,
+    user: UserIx,
+    hold_id: Id128,
+) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
-            return (None, order_of(state, user, hold_id).into_iter().collect());
+            return (
+                None,
+                order_with_main_hold(state, user, hold_id)
+                    .into_iter()
+                    .collect(),
+            );
         };
         if hold.closed {
             return (None, Vec::new());
         }
         let orders = match hold.open_orders {
-            // Settlement releases the hold of an order that has ended: no need to look.
+            // No order draws on the hold.
             0 => Vec::new(),
             _ => {
                 let all = state.core().admission().orders_of(hold.user);
@@ -357,9 +378,9 @@ fn behind(market: &Market, user: UserIx, hold_id: Id128) -> (Option<HoldIx>, Vec
     })
 }
 
-/// The user's open order whose own main hold this is. The ids of both begin with the same time, so
-/// few orders need both comparisons.
-fn order_of(state: &State, user: UserIx, hold_id: Id128) -> Option<Handle> {
+/// The user's open order whose main hold has this id. The ids of an order and its hold begin with
+/// the same time, so that the hold id is derived for few orders only.
+fn order_with_main_hold(state: &State, user: UserIx, hold_id: Id128) -> Option<Handle> {
     let time = |id: Id128| id.as_u128() >> 80;
     let (node, wanted) = (state.node(), time(hold_id));
     let open = state.core().admission().orders_of(user);
@@ -369,14 +390,13 @@ fn order_of(state: &State, user: UserIx, hold_id: Id128) -> Option<Handle> {
     found.map(|order| order.handle)
 }
 
-/// Cancels the orders that a vanished hold covered: those that draw on it, or the one whose main
-/// hold it was.
+/// Cancels the open orders that an ended ledger hold covered: those that draw on it, or the one
+/// whose main hold it was.
 ///
-/// The market and settlement end a hold only after the journal: it is closed there, or its order
-/// has ended, before the ledger reports it. A hold that still covers open orders was ended by
-/// another service. An order that has just ended is not found and needs no cancel. (The fee hold of
-/// an open order may run out by rounding alone, so it is ignored.)
-async fn hold_vanished(
+/// When market or settlement end a hold, the journal has closed it, or has ended its order, before
+/// the ledger publishes the event. A hold that still covers open orders was therefore ended by
+/// another service. The fee hold of an open order is ignored: rounding alone may exhaust it.
+async fn on_hold_ended(
     market: &Arc<Market>,
     event: &Event,
     hold_id: &str,
@@ -384,16 +404,21 @@ async fn hold_vanished(
 ) -> HandlerResult {
     // The key of an event about a hold is its sub-account.
     let Some(owner) = SubAccountName::parse(&event.key) else {
-        return Err(Poison(format!("key {} is no sub-account", event.key)).into());
+        return Err(Poison(format!("key {} is not a sub-account id", event.key)).into());
     };
-    let (Some(user), Some(id)) = (bound(market, owner.user_id), Id128::parse(hold_id)) else {
-        return Ok(()); // Not one of the market's: those are UUIDs, of users that trade here.
+    let (Some(user), Some(id)) = (bound_user(market, owner.user_id), Id128::parse(hold_id)) else {
+        return Ok(()); // Not a hold of the market: its hold ids are UUIDs, its users are bound.
     };
-    let (hold, orders) = behind(market, user, id);
+    let (hold, orders) = orders_covered_by(market, user, id);
     if hold.is_none() && orders.is_empty() {
         return Ok(());
     }
-    tracing::error!(hold_id, %reason, orders = orders.len(), "hold of open orders ended elsewhere: cancelling them");
+    tracing::error!(
+        hold_id,
+        %reason,
+        orders = orders.len(),
+        "another service ended the hold of open orders: cancelling the orders"
+    );
     for handle in orders {
         let request = Request::Cancel(CancelRequest {
             order: OrderRef::Handle(handle),
@@ -410,7 +435,7 @@ async fn hold_vanished(
         }
     }
     let sequence = market.replica.assigned();
-    market.durable(sequence).await?;
+    market.await_durable(sequence).await?;
     if let Some(hold) = hold {
         funding::close_idle(market, hold).await?;
     }

@@ -1,6 +1,6 @@
-//! Views of the books: depth of one instrument, state of all. Read from the replica after the last
-//! assigned sequence, so that no reader sees what a crash could withdraw. Nothing is cached: a
-//! snapshot is never older than the last durable order (R178, T42).
+//! Views of the books: depth of one instrument, state of all instruments. Read from the replica
+//! once it has reached the last assigned sequence. A view therefore contains no order that a crash
+//! could withdraw, and is never older than the last durable order (R178, T42). Nothing is cached.
 
 use proto::convert::{to_decimal, to_timestamp_us};
 use proto::market::v1 as pb;
@@ -14,9 +14,10 @@ use crate::refusal;
 
 /// Levels per side when the caller names none (D40).
 const LEVELS_DEFAULT: u32 = 50;
-/// Most levels per side.
+/// Maximum levels per side.
 const LEVELS_MAX: u32 = 1_000;
-/// Above this many open orders no hash is returned: computing it blocks reads and the replica.
+/// Maximum open orders for which a state hash is computed. Computing it blocks reads and the
+/// replica.
 const HASHED_ORDERS_MAX: usize = 50_000;
 
 /// Depth of a book. `Instrument not found` for an unknown one; empty sides for an empty book.
@@ -25,13 +26,13 @@ pub async fn book(
     instrument_id: &str,
     depth: u32,
 ) -> Result<pb::OrderBookSnapshot, Status> {
-    refusal::check_given("instrument_id", instrument_id)?;
+    refusal::check_not_empty("instrument_id", instrument_id)?;
     let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
     let levels = match depth {
         0 => LEVELS_DEFAULT,
         given => given.min(LEVELS_MAX),
     };
-    let seen = market.look(|state| {
+    let seen = market.query(|state| {
         let core = state.core();
         let ix = core.admission().instrument_ix(&id)?;
         let (spec, book) = (*core.admission().spec(ix)?, core.book(ix)?);
@@ -61,15 +62,15 @@ pub async fn book(
     })
 }
 
-/// State of every instrument and of settlement. For staff (no `own` user) also the users whose kill
-/// switch is engaged, and the hash of the state unless it is too large for one.
+/// State of every instrument and of settlement. For staff (`own` is `None`) also the users whose
+/// kill switch is engaged, and the state hash for at most [`HASHED_ORDERS_MAX`] orders.
 pub async fn status(
     market: &Market,
     own: Option<&str>,
 ) -> Result<pb::GetMarketStatusResponse, Status> {
     let for_staff = own.is_none();
     let own = own.and_then(|id| UserId::new(id).ok());
-    let seen = market.look(|state| {
+    let seen = market.query(|state| {
         let core = state.core();
         let instruments = core.books().map(|book| {
             let best = |side| Some(to_decimal(book.spec().price(book.best(side)?)));

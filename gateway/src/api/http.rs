@@ -1,5 +1,5 @@
-//! Diagnostic reads of the market (specification 4.6, D43): the resource that the matching RPC
-//! returns.
+//! Diagnostic reads of the market (specification 4.6, D43). Each returns the resource of the
+//! corresponding RPC.
 
 use std::sync::Arc;
 

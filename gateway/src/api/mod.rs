@@ -1,5 +1,5 @@
-//! MarketService (specification 4.3): reads the message, calls the use case, writes the answer. The
-//! only folder that sees the contract's incoming messages.
+//! MarketService (specification 4.3): parses the message, executes the call, renders the answer.
+//! Only this folder uses the contract's incoming messages.
 
 pub mod consumers;
 mod depth;
@@ -31,8 +31,8 @@ pub struct Api {
     pub market: Arc<Market>,
 }
 
-/// The caller of a request and its message.
-fn opened<M>(request: Request<M>) -> Result<(Caller, M), Status> {
+/// Splits a request into caller and message.
+fn into_parts<M>(request: Request<M>) -> Result<(Caller, M), Status> {
     let caller = caller(&request)?.clone();
     Ok((caller, request.into_inner()))
 }
@@ -41,7 +41,7 @@ fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<
     rpc::context::answered(message(answered.value), answered.replayed)
 }
 
-/// Owners act as themselves; staff and services act for any user.
+/// `Owner` if the caller is the user, else `Staff`.
 fn actor(caller: &Caller, user_id: &str) -> Actor {
     match caller.user_id.as_deref() == Some(user_id) {
         true => Actor::Owner,
@@ -49,7 +49,8 @@ fn actor(caller: &Caller, user_id: &str) -> Actor {
     }
 }
 
-/// Users see only their own rows: an empty filter means the caller.
+/// The user filter that a caller may use. An investor's empty filter means the investor; a foreign
+/// user id is PERMISSION_DENIED.
 pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Status> {
     if user_id.is_empty() && !caller.acts_for_any_user() {
         return Ok(caller.user_id.clone().unwrap_or_default());
@@ -60,15 +61,15 @@ pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Sta
     Ok(user_id)
 }
 
-/// Start of a page of orders or trades. Refuses a token of the version that ordered lists by time
-/// and id: its number has another meaning now.
+/// Start of a page of orders or trades. Refuses a token of the older version that ordered lists by
+/// time and id: its number has another meaning.
 fn page_bound(page: &rpc::page::Page) -> Result<PageBound, Status> {
     let (key, id) = match &page.after {
         Some(after) => (after.created_us, after.id.as_str()),
         None => (i64::MAX, ""),
     };
     if !id.is_empty() {
-        let why = "is of an earlier version: begin the list again";
+        let why = "is of an earlier version: restart the list without a token";
         return Err(rpc::status::invalid_argument("pagination.page_token", why));
     }
     let limit = page.rows_limit();
@@ -76,22 +77,22 @@ fn page_bound(page: &rpc::page::Page) -> Result<PageBound, Status> {
 }
 
 /// Position of a row in a list of orders or trades, for the page token.
-fn place(key: i64) -> Key {
+fn page_key(key: i64) -> Key {
     Key {
         created_us: key,
         id: String::new(),
     }
 }
 
-/// The trade with an id, for one of its parties or for staff.
+/// The trade with an id, if the caller may see it: as a party of the trade or as staff.
 pub(crate) async fn find_trade(
     market: &Market,
     caller: &Caller,
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
-    let fresh = market.fresh().await;
+    let fresh = market.await_fresh_history().await;
     let row = repo::trade(&market.projection.db, trade_id);
-    let row = match market.stored(row).await? {
+    let row = match market.access_store(row).await? {
         Some(row) => row,
         None => return fresh.and(Err(refusal::trade_not_found())),
     };
@@ -117,7 +118,7 @@ pub(crate) fn render_trade(market: &Market, caller: &Caller, row: &TradeRow) -> 
     trade
 }
 
-/// The order with an id, for its owner or for staff.
+/// The order with an id, if the caller may see it: as its owner or as staff.
 pub(crate) async fn find_order(
     market: &Market,
     caller: &Caller,
@@ -134,15 +135,15 @@ impl MarketService for Api {
         &self,
         request: Request<PlaceOrderRequest>,
     ) -> Result<Response<PlaceOrderResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let mut context = rpc::context::write(message.context)?;
-        let order = parse::given_order(message.order)?;
+        let order = parse::required_order(message.order)?;
         caller.require_user(&order.user_id)?;
         context.user_id.clone_from(&order.user_id);
         let form = parse::order(&order)?;
         let client_order_id = parse::client_order_id(&order)?;
         let spec = self.market.instrument(&order.instrument_id).await?;
-        let request = parse::in_steps(form, &spec)?;
+        let request = parse::to_ticks_and_lots(form, &spec)?;
         let answered =
             orders::place(&self.market, &context, spec, client_order_id, request).await?;
         Ok(reply(answered, |row| PlaceOrderResponse {
@@ -155,7 +156,7 @@ impl MarketService for Api {
         request: Request<CancelOrderRequest>,
     ) -> Result<Response<CancelOrderResponse>, Status> {
         let over_rate = OverRate::of(&request);
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let mut context = rpc::context::write(message.context)?;
         let order_id = &message.order_id;
         orders::over_rate::check_cancel(&self.market, over_rate, &caller, order_id).await?;
@@ -173,7 +174,7 @@ impl MarketService for Api {
         &self,
         request: Request<AmendOrderRequest>,
     ) -> Result<Response<AmendOrderResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let mut context = rpc::context::write(message.context)?;
         let target = orders::find_to_change(&self.market, &message.order_id).await?;
         caller.require_user(&target.user_id)?;
@@ -192,7 +193,7 @@ impl MarketService for Api {
         request: Request<MassCancelRequest>,
     ) -> Result<Response<MassCancelResponse>, Status> {
         let over_rate = OverRate::of(&request);
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
         let instrument = match message.instrument_id.as_str() {
@@ -216,7 +217,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetOrderRequest>,
     ) -> Result<Response<GetOrderResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         Ok(Response::new(GetOrderResponse {
@@ -228,7 +229,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListOrdersRequest>,
     ) -> Result<Response<ListOrdersResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let filter = OrderFilter {
             user_id: own_filter(&caller, message.user_id)?,
@@ -238,10 +239,10 @@ impl MarketService for Api {
         let status = filter.status.map_or("", |status| status.as_str());
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
-        self.market.fresh().await?;
+        self.market.await_fresh_history().await?;
         let rows = repo::orders(&self.market.projection.db, &filter, page_bound(&page)?);
-        let mut rows = self.market.stored(rows).await?;
-        let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
+        let mut rows = self.market.access_store(rows).await?;
+        let pagination = page.finish(&mut rows, |row| page_key(row.sequence.cast_signed()));
         Ok(Response::new(ListOrdersResponse {
             orders: rows.iter().map(render::order).collect(),
             pagination: Some(pagination),
@@ -252,7 +253,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetTradeRequest>,
     ) -> Result<Response<GetTradeResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let row = find_trade(&self.market, &caller, &message.trade_id).await?;
         Ok(Response::new(GetTradeResponse {
@@ -264,7 +265,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetPositionRequest>,
     ) -> Result<Response<GetPositionResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let user_id = own_filter(&caller, message.user_id)?;
         if user_id.is_empty() {
@@ -276,7 +277,7 @@ impl MarketService for Api {
         let spec = self.market.instrument(&message.instrument_id).await?;
         let instrument_id = spec.id.to_string();
         let position = repo::position_of(&self.market.projection.db, &user_id, &instrument_id);
-        let quantity = self.market.stored(position).await?;
+        let quantity = self.market.access_store(position).await?;
         Ok(Response::new(GetPositionResponse {
             user_id,
             instrument_id,
@@ -288,7 +289,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListTradesRequest>,
     ) -> Result<Response<ListTradesResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let filter = TradeFilter {
             user_id: own_filter(&caller, message.user_id)?,
@@ -296,10 +297,10 @@ impl MarketService for Api {
         };
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
-        self.market.fresh().await?;
+        self.market.await_fresh_history().await?;
         let rows = repo::trades(&self.market.projection.db, &filter, page_bound(&page)?);
-        let mut rows = self.market.stored(rows).await?;
-        let pagination = page.finish(&mut rows, |row| place(row.key));
+        let mut rows = self.market.access_store(rows).await?;
+        let pagination = page.finish(&mut rows, |row| page_key(row.key));
         Ok(Response::new(ListTradesResponse {
             trades: rows
                 .iter()
@@ -325,7 +326,7 @@ impl MarketService for Api {
         &self,
         request: Request<OpenTradingHoldRequest>,
     ) -> Result<Response<OpenTradingHoldResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let mut context = rpc::context::write(message.context)?;
         types::UserId::new(&message.user_id)
             .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
@@ -347,7 +348,7 @@ impl MarketService for Api {
         &self,
         request: Request<AdjustTradingHoldRequest>,
     ) -> Result<Response<AdjustTradingHoldResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let mut context = rpc::context::write(message.context)?;
         let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
         context.user_id = view.user_id.clone();
@@ -365,7 +366,7 @@ impl MarketService for Api {
         &self,
         request: Request<CloseTradingHoldRequest>,
     ) -> Result<Response<CloseTradingHoldResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
         let key = &context.idempotency_key;
@@ -380,7 +381,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListTradingHoldsRequest>,
     ) -> Result<Response<ListTradingHoldsResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let user_id = own_filter(&caller, message.user_id)?;
         let hash = rpc::page::filter_hash(&[&user_id, &message.instrument_id]);
@@ -406,7 +407,7 @@ impl MarketService for Api {
         &self,
         request: Request<SetTradingPhaseRequest>,
     ) -> Result<Response<SetTradingPhaseResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let phase = parse::phase("phase", message.phase)?;
         let spec = self.market.instrument(&message.instrument_id).await?;
@@ -432,7 +433,7 @@ impl MarketService for Api {
         request: Request<SetKillSwitchRequest>,
     ) -> Result<Response<SetKillSwitchResponse>, Status> {
         let over_rate = OverRate::of(&request);
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
         let is_own = !user_id.is_empty() && caller.user_id.as_deref() == Some(&user_id);
@@ -444,7 +445,7 @@ impl MarketService for Api {
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetKillSwitch", &caller.subject, key);
         if !is_own && !user_id.is_empty() {
-            // A mistyped id is refused, not bound.
+            // Refuses a mistyped id, which would otherwise be bound as a new user.
             market.identity.profile(&context, &user_id).await?;
         }
         let answered = orders::set_kill_switch(market, &user_id, engaged, key_hash).await?;
@@ -469,7 +470,7 @@ impl MarketService for Api {
         &self,
         request: Request<ConfirmClockRequest>,
     ) -> Result<Response<ConfirmClockResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let (offset_seconds, key) = (message.offset_seconds, &context.idempotency_key);
         let key_hash = derived::key_hash("ConfirmClock", &caller.subject, key);
@@ -491,14 +492,14 @@ impl MarketService for Api {
         &self,
         request: Request<SetMemberBoundsRequest>,
     ) -> Result<Response<SetMemberBoundsResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let member = parse::member(message.user_id, message.group)?;
         if let Member::User(user_id) = &member {
-            // A mistyped id is refused, not bound.
+            // Refuses a mistyped id, which would otherwise be bound as a new user.
             self.market.identity.profile(&context, user_id).await?;
         }
-        let most = self.market.open_orders_most();
+        let most = self.market.open_orders_per_user_max();
         let default = members::default_bounds(&self.market).await?;
         let bounds = message.bounds.as_ref();
         let wanted = bounds.map(|b| parse::bounds(b, &member, &default, most));
@@ -519,7 +520,7 @@ impl MarketService for Api {
         &self,
         request: Request<SetMemberGroupRequest>,
     ) -> Result<Response<SetMemberGroupResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         let context = rpc::context::write(message.context)?;
         let (user_id, group) = (message.user_id, message.group);
         self.market.identity.profile(&context, &user_id).await?;
@@ -541,7 +542,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetMarketStatusRequest>,
     ) -> Result<Response<GetMarketStatusResponse>, Status> {
-        let (caller, message) = opened(request)?;
+        let (caller, message) = into_parts(request)?;
         rpc::context::record_read_context(message.context);
         let own = match caller.acts_for_any_user() {
             true => None,
@@ -553,6 +554,7 @@ impl MarketService for Api {
 }
 
 impl Api {
+    /// The trading hold with an id, if the caller may change it.
     async fn own_hold(
         &self,
         caller: &Caller,
@@ -586,7 +588,7 @@ mod tests {
             let next = first.finish(&mut vec![(), ()], |()| key.clone());
             page(next.next_page_token)
         };
-        assert_eq!(page_bound(&after(place(77))).unwrap().key, 77);
+        assert_eq!(page_bound(&after(page_key(77))).unwrap().key, 77);
         let old = Key {
             created_us: 1_700_000_000_123_456,
             id: "018bcfe5-687b-774f-8500-00004d000000".to_owned(),

@@ -1,5 +1,5 @@
-//! Parses messages of the contract. A bad field is INVALID_ARGUMENT with its name in the schema
-//! (D23, D35).
+//! Parses messages of the contract. An invalid field is INVALID_ARGUMENT with its name in the
+//! schema (D23, D35).
 
 use admission::NewRequest;
 use proto::common::v1::Decimal as WireDecimal;
@@ -17,31 +17,31 @@ use crate::orders::Change;
 use crate::orders::members::Member;
 use crate::refusal;
 
-fn bad(field: &str, problem: impl ToString) -> Status {
+fn invalid(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
 }
 
-/// Value of an enumeration. A value that this version does not know is refused (R339).
-fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, Status> {
-    E::try_from(value).map_err(|_| bad(field, format!("has no value {value}")))
+/// Value of an enumeration. Refuses a value that this version does not know (R339).
+fn enum_value<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, Status> {
+    E::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
 }
 
-/// An order without the instrument's ticks and lots, which [`in_steps`] adds. The caller fills in
-/// user, key and client order id.
+/// Parses an order: the request without price and quantity, then price and quantity as decimals.
+/// [`to_ticks_and_lots`] joins them. The caller sets user, idempotency key and client order id.
 pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal), Status> {
     let side = side("order.side", order.side)?;
-    let side = side.ok_or_else(|| bad("order.side", "is required"))?;
-    let order_type = match known("order.type", order.r#type)? {
+    let side = side.ok_or_else(|| invalid("order.side", "is required"))?;
+    let order_type = match enum_value("order.type", order.r#type)? {
         pb::OrderType::Limit => OrderType::Limit,
         pb::OrderType::Market => OrderType::Market,
-        pb::OrderType::Unspecified => return Err(bad("order.type", "is required")),
+        pb::OrderType::Unspecified => return Err(invalid("order.type", "is required")),
     };
-    let time_in_force = known("order.time_in_force", order.time_in_force)?;
+    let time_in_force = enum_value("order.time_in_force", order.time_in_force)?;
     let time_in_force = match (time_in_force, order_type) {
         (pb::TimeInForce::Unspecified, OrderType::Limit) => TimeInForce::Gtc,
         (pb::TimeInForce::Unspecified, OrderType::Market) => TimeInForce::Ioc,
         (pb::TimeInForce::Gtc | pb::TimeInForce::Gtd, OrderType::Market) => {
-            return Err(bad(
+            return Err(invalid(
                 "order.time_in_force",
                 "of a market order is IOC or FOK",
             ));
@@ -52,7 +52,7 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
         (pb::TimeInForce::Fok, _) => TimeInForce::Fok,
     };
     let field = "order.self_trade_prevention";
-    let stp = match known(field, order.self_trade_prevention)? {
+    let stp = match enum_value(field, order.self_trade_prevention)? {
         pb::SelfTradePrevention::Unspecified | pb::SelfTradePrevention::CancelNewest => {
             StpMode::CancelNewest
         }
@@ -65,14 +65,14 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
             .ok()
             .and_then(|us| us.checked_mul(1_000))
             .filter(|ns| *ns > 0)
-            .ok_or_else(|| bad("order.expires_at", "must lie in the future"))?,
-        (None, TimeInForce::Gtd) => return Err(bad("order.expires_at", "is required for GTD")),
-        (Some(_), _) => return Err(bad("order.expires_at", "is for GTD orders only")),
+            .ok_or_else(|| invalid("order.expires_at", "must be in the future"))?,
+        (None, TimeInForce::Gtd) => return Err(invalid("order.expires_at", "is required for GTD")),
+        (Some(_), _) => return Err(invalid("order.expires_at", "is for GTD orders only")),
         (None, _) => 0,
     };
     let price = optional_positive("order.price", order.price.as_ref())?;
     if price.is_none() && order_type == OrderType::Limit {
-        return Err(bad("order.price", "is required"));
+        return Err(invalid("order.price", "is required"));
     }
     let quantity = positive("order.quantity", order.quantity.as_ref())?;
     let request = NewRequest {
@@ -98,7 +98,7 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
 }
 
 /// Converts price and quantity to ticks and lots of the instrument.
-pub fn in_steps(
+pub fn to_ticks_and_lots(
     (request, price, quantity): (NewRequest, Option<Decimal>, Decimal),
     spec: &InstrumentSpec,
 ) -> Result<NewRequest, Status> {
@@ -111,7 +111,7 @@ pub fn in_steps(
     })
 }
 
-/// The caller's own id of an order, empty for none. A given order id counts as one (D37).
+/// The client order id, empty for none. If it is not set, `order_id` is used instead (D37).
 pub fn client_order_id(order: &pb::Order) -> Result<&str, Status> {
     let id = match order.client_order_id.as_str() {
         "" => &order.order_id,
@@ -124,46 +124,46 @@ pub fn client_order_id(order: &pb::Order) -> Result<&str, Status> {
 fn check_client_order_id(field: &str, id: &str) -> Result<(), Status> {
     match id.len() {
         0..=128 => Ok(()),
-        _ => Err(bad(field, "must have at most 128 bytes")),
+        _ => Err(invalid(field, "must have at most 128 bytes")),
     }
 }
 
-/// The order of a PlaceOrder with a well-formed user id.
-pub fn given_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
-    let order = order.ok_or_else(|| bad("order", "is required"))?;
-    UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
-    refusal::check_given("order.instrument_id", &order.instrument_id)?;
+/// The order of a PlaceOrder. Checks that user id and instrument id are well-formed.
+pub fn required_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
+    let order = order.ok_or_else(|| invalid("order", "is required"))?;
+    UserId::new(&order.user_id).map_err(|error| invalid("order.user_id", error))?;
+    refusal::check_not_empty("order.instrument_id", &order.instrument_id)?;
     Ok(order)
 }
 
 fn optional_positive(field: &str, value: Option<&WireDecimal>) -> Result<Option<Decimal>, Status> {
-    let value = optional_decimal(value).map_err(|error| bad(field, error))?;
+    let value = optional_decimal(value).map_err(|error| invalid(field, error))?;
     match value {
-        Some(value) if !value.is_positive() => Err(bad(field, "must be greater than zero")),
+        Some(value) if !value.is_positive() => Err(invalid(field, "must be greater than zero")),
         value => Ok(value),
     }
 }
 
 fn positive(field: &str, value: Option<&WireDecimal>) -> Result<Decimal, Status> {
-    let value = decimal(value).map_err(|error| bad(field, error))?;
+    let value = decimal(value).map_err(|error| invalid(field, error))?;
     if value.is_positive() {
         Ok(value)
     } else {
-        Err(bad(field, "must be greater than zero"))
+        Err(invalid(field, "must be greater than zero"))
     }
 }
 
 fn ticks(spec: &InstrumentSpec, field: &str, price: Decimal) -> Result<Ticks, Status> {
     spec.ticks(price).map_err(|_| {
         let tick = spec.tick_size();
-        bad(field, format!("must be a multiple of the tick {tick}"))
+        invalid(field, format!("must be a multiple of the tick {tick}"))
     })
 }
 
 fn lots(spec: &InstrumentSpec, field: &str, quantity: Decimal) -> Result<Lots, Status> {
     spec.lots(quantity).map_err(|_| {
         let lot = spec.lot_size();
-        bad(field, format!("must be a multiple of the lot {lot}"))
+        invalid(field, format!("must be a multiple of the lot {lot}"))
     })
 }
 
@@ -178,7 +178,7 @@ pub fn change(
     let quantity = optional_positive("quantity", quantity)?;
     if price.is_none() && quantity.is_none() && new_client_order_id.is_empty() {
         let text = "price, quantity or new_client_order_id is required";
-        return Err(bad("quantity", text));
+        return Err(invalid("quantity", text));
     }
     check_client_order_id("new_client_order_id", &new_client_order_id)?;
     Ok(Change {
@@ -193,35 +193,35 @@ pub fn change(
 /// The user or the member group that a call names.
 pub fn member(user_id: String, group: u32) -> Result<Member, Status> {
     match (user_id.is_empty(), group) {
-        (true, 0) => Err(bad("user_id", "a user or a group is required")),
+        (true, 0) => Err(invalid("user_id", "a user or a group is required")),
         (true, group) => Ok(Member::Group(MemberGroup(group))),
         (false, 0) => Ok(Member::User(user_id)),
-        (false, _) => Err(bad("group", "must be 0 where a user is named")),
+        (false, _) => Err(invalid("group", "must be 0 where a user is named")),
     }
 }
 
-/// Bounds of a member, who may have at most `open_orders_most` open orders. What is unset is as in
-/// `default`.
+/// Parses the bounds of a member. `open_orders_per_user_max`: the highest valid value of
+/// `open_orders_per_user`. Unset rates and session counts are as in `default`.
 pub fn bounds(
     given: &pb::OrderBounds,
     member: &Member,
     default: &OrderBounds,
-    open_orders_most: u32,
+    open_orders_per_user_max: u32,
 ) -> Result<OrderBounds, Status> {
     let (per_user, per_instrument) = (given.open_orders_per_user, given.open_orders_per_instrument);
-    if !(1..=open_orders_most).contains(&per_user) {
-        let text = format!("must be 1 to {open_orders_most}");
-        return Err(bad("bounds.open_orders_per_user", &text));
+    if !(1..=open_orders_per_user_max).contains(&per_user) {
+        let text = format!("must be 1 to {open_orders_per_user_max}");
+        return Err(invalid("bounds.open_orders_per_user", &text));
     }
     if per_instrument == 0 {
-        return Err(bad(
+        return Err(invalid(
             "bounds.open_orders_per_instrument",
             "must be at least 1",
         ));
     }
     let sessions = given.sessions_per_user.unwrap_or(default.sessions);
     if sessions == 0 {
-        return Err(bad("bounds.sessions_per_user", "must be at least 1"));
+        return Err(invalid("bounds.sessions_per_user", "must be at least 1"));
     }
     let none = OrderBounds::NONE;
     let group_rate = match (member, given.messages_per_second_group) {
@@ -229,7 +229,7 @@ pub fn bounds(
         (Member::User(_), None) => none.group_rate,
         (Member::User(_), Some(_)) => {
             let field = "bounds.messages_per_second_group";
-            return Err(bad(field, "must be unset where a user is named"));
+            return Err(invalid(field, "must be unset where a user is named"));
         }
     };
     let session_rate = given.messages_per_second_session;
@@ -268,9 +268,9 @@ pub fn amount_or_zero(
     field: &str,
     value: Option<&WireDecimal>,
 ) -> Result<Minor, Status> {
-    let value = decimal(value).map_err(|error| bad(field, error))?;
+    let value = decimal(value).map_err(|error| invalid(field, error))?;
     if value.is_negative() {
-        return Err(bad(field, "must not be negative"));
+        return Err(invalid(field, "must not be negative"));
     }
     minor(asset, field, value)
 }
@@ -278,7 +278,7 @@ pub fn amount_or_zero(
 fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
     value.to_minor(asset.decimals()).map(Minor).map_err(|_| {
         let decimals = asset.decimals();
-        bad(
+        invalid(
             field,
             format!("has more than {decimals} fraction digits or is too large"),
         )
@@ -286,7 +286,7 @@ fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
 }
 
 pub fn side(field: &str, value: i32) -> Result<Option<Side>, Status> {
-    Ok(match known(field, value)? {
+    Ok(match enum_value(field, value)? {
         pb::OrderSide::Unspecified => None,
         pb::OrderSide::Buy => Some(Side::Buy),
         pb::OrderSide::Sell => Some(Side::Sell),
@@ -294,7 +294,7 @@ pub fn side(field: &str, value: i32) -> Result<Option<Side>, Status> {
 }
 
 pub fn status(field: &str, value: i32) -> Result<Option<OrderStatus>, Status> {
-    Ok(match known(field, value)? {
+    Ok(match enum_value(field, value)? {
         pb::OrderStatus::Unspecified => None,
         pb::OrderStatus::Open => Some(OrderStatus::Open),
         pb::OrderStatus::PartiallyFilled => Some(OrderStatus::PartiallyFilled),
@@ -305,11 +305,11 @@ pub fn status(field: &str, value: i32) -> Result<Option<OrderStatus>, Status> {
 }
 
 pub fn phase(field: &str, value: i32) -> Result<Phase, Status> {
-    Ok(match known(field, value)? {
+    Ok(match enum_value(field, value)? {
         pb::TradingPhase::PreOpen => Phase::PreOpen,
         pb::TradingPhase::Open => Phase::Open,
         pb::TradingPhase::Halt => Phase::Halt,
         pb::TradingPhase::Closed => Phase::Closed,
-        pb::TradingPhase::Unspecified => return Err(bad(field, "is required")),
+        pb::TradingPhase::Unspecified => return Err(invalid(field, "is required")),
     })
 }

@@ -1,4 +1,4 @@
-//! The market's types as messages of the contract.
+//! Renders the market's types as messages of the contract.
 
 use proto::common::v1::Fee;
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
@@ -11,7 +11,7 @@ use crate::funding::HoldView;
 use crate::orders::members::Member;
 use crate::projection::rows::{OrderRow, TradeRow};
 
-/// The bounds of a request, with the exchange's values where it had none.
+/// The bounds of a request, with its unset fields filled from the bounds that were set.
 pub fn bounds(given: pb::OrderBounds, set: &OrderBounds, member: &Member) -> pb::OrderBounds {
     let is_group = matches!(member, Member::Group(_));
     pb::OrderBounds {

@@ -1,10 +1,10 @@
 //! Publishes market events to their topic. The journal is the outbox (`design.md` 4).
 //!
-//! A follower of the replica with a position of its own converts each record to events and
-//! publishes them in journal order. Delivery is at least once: the position is saved after the
-//! events (a second or 16,384 events later), and republished events keep their ids. While the log
-//! is unavailable the feed waits: the health read names it, and the journal is kept from the saved
-//! position on ([`Durable`]).
+//! The feed follows the replica from its own position. It converts each record to events and
+//! publishes them in journal order. Delivery is at least once: the position is saved up to a second
+//! or 16,384 events after the events are published, and republished events keep their ids. While
+//! the log is unavailable the feed waits, and the health read names it. The journal is retained
+//! from the saved position ([`Durable`]).
 
 mod publish;
 
@@ -27,26 +27,30 @@ use publish::Publisher;
 
 /// Name in the health read.
 pub const PART: &str = "feed";
-/// Records that fill a batch. The last addition may exceed it.
+/// Number of records after which no more batches are gathered.
 const BATCH_RECORDS: usize = 4_096;
-/// How long a batch waits for more.
+/// How long the first batch waits for more.
 const PACE: Duration = Duration::from_millis(2);
 /// How long the log may take for a batch before the health read fails.
 const SLOW: Duration = Duration::from_secs(5);
-/// Longest time between publishing and saving the position: a crash republishes that much.
+/// Longest time between publishing and saving the position. A crash republishes the events of that
+/// time.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// Events between two saves, at most a batch more. The embedded log remembers four times as many.
+/// Number of unsaved events after which the position is saved. The embedded log recognizes repeats
+/// of four times as many.
 const UNSAVED_MAX: usize = 16_384;
-/// How long a shutdown waits for the log.
+/// How long a shutdown waits for the log to accept events.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Publishes the effects that the replica reports.
+/// Publishes the replica's effects as market events.
 pub struct Feed {
     db: Store,
     node: NodeId,
     log: Arc<dyn Log>,
     durable: Durable,
+    /// Last record whose events are published.
     published: Sequence,
+    /// The stored position.
     saved: Sequence,
     /// Events since the last save.
     unsaved: usize,
@@ -65,7 +69,7 @@ impl Feed {
         log: Arc<dyn Log>,
         durable: Durable,
     ) -> Result<Self, Error> {
-        let position = repo::fed(&db).await?;
+        let position = repo::feed_position(&db).await?;
         durable.set(position);
         Ok(Self {
             db,
@@ -90,7 +94,7 @@ impl Feed {
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
         let ended = self.follow(&replica, &health, &shutdown).await;
-        // However it ends, so that published events are not published again.
+        // Saved after an error too, so that fewer events are republished.
         self.save().await;
         ended
     }
@@ -108,7 +112,7 @@ impl Feed {
             let first = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                () = until(self.save_at) => None,
+                () = wait_until(self.save_at) => None,
                 batch = follower.next() => Some(batch?),
             };
             let Some(first) = first else {
@@ -116,10 +120,10 @@ impl Feed {
                 continue;
             };
             let batches = gather(first, &mut follower).await;
-            // A follower that waits must not occupy one of the places for catching up.
-            let rest = || follower.release_permit();
-            let handing_over = self.hand_over(&names, &batches, health, shutdown, rest);
-            handing_over.await?;
+            // While the feed waits it must not occupy one of the replica's places for catching up.
+            let on_wait = || follower.release_permit();
+            let publishing = self.publish_with_retry(&names, &batches, health, shutdown, on_wait);
+            publishing.await?;
             let is_due = self.save_at.is_some_and(|at| at <= Instant::now());
             if is_due || self.unsaved >= UNSAVED_MAX {
                 self.save().await;
@@ -130,7 +134,7 @@ impl Feed {
                 .saturating_sub(self.published.get());
             metrics::gauge!("market_feed_lag_records").set(lag as f64);
         }
-        // Publishes what is already durable, if the log accepts it in time.
+        // Publishes the records that are already durable, if the log accepts them in time.
         let deadline = Instant::now() + FLUSH;
         while let Some(first) = follower.try_next() {
             match timeout_at(deadline, self.publish(&names, &[first])).await {
@@ -141,26 +145,26 @@ impl Feed {
         Ok(())
     }
 
-    /// Publishes the batches, however long the log is unavailable. Calls `waits` if that takes
-    /// long.
-    async fn hand_over(
+    /// Publishes the batches. Retries while the log is unavailable. Calls `on_wait` if an attempt
+    /// takes longer than [`SLOW`] or fails.
+    async fn publish_with_retry(
         &mut self,
         names: &Names,
         batches: &[Batch],
         health: &Health,
         shutdown: &CancellationToken,
-        mut waits: impl FnMut(),
+        mut on_wait: impl FnMut(),
     ) -> Result<(), Error> {
         let mut retry = Retry::new(PART, health, shutdown);
         loop {
-            // An attempt runs to its end: cancelled and repeated, it would publish twice.
+            // A slow attempt is not cancelled: its repeat would publish twice.
             let mut publishing = pin!(self.publish(names, batches));
             let published = tokio::select! {
                 biased;
                 published = &mut publishing => published,
                 () = sleep(SLOW) => {
                     health.set_failing(PART, "the log accepts no events");
-                    waits();
+                    on_wait();
                     let published = tokio::select! {
                         biased;
                         published = &mut publishing => published,
@@ -178,14 +182,14 @@ impl Feed {
             match published {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    waits();
+                    on_wait();
                     retry.wait(error).await?;
                 }
             }
         }
     }
 
-    /// Publishes what a version with an outbox has left; all of it precedes the position.
+    /// Publishes the events that an older version left in its outbox. They precede the position.
     async fn drain_outbox(
         &self,
         health: &Health,
@@ -195,7 +199,7 @@ impl Feed {
             let mut retry = Retry::new(PART, health, shutdown);
             let step = tokio::select! {
                 biased;
-                // The rest at the next start.
+                // The next start publishes the rest.
                 () = shutdown.cancelled() => return Ok(()),
                 step = Relay::step(&self.db.file, &*self.log) => step,
             };
@@ -240,13 +244,13 @@ impl Feed {
         Ok(events)
     }
 
-    /// Saves the position. While the store is unavailable, a crash republishes more.
+    /// Saves the position. On failure it is retried after [`SAVE_EVERY`].
     async fn save(&mut self) {
         self.save_at = None;
         if self.published == self.saved {
             return;
         }
-        match repo::set_fed(&self.db, self.published).await {
+        match repo::save_feed_position(&self.db, self.published).await {
             Ok(()) => {
                 self.unsaved = 0;
                 self.saved = self.published;
@@ -260,7 +264,8 @@ impl Feed {
     }
 }
 
-/// The batch and those that follow within [`PACE`]: small batches share the log's durable writes.
+/// Returns the batch with those that follow within [`PACE`], so that small batches share the log's
+/// durable writes.
 async fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
     let deadline = Instant::now() + PACE;
     let mut records = first.len();
@@ -274,7 +279,7 @@ async fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
     batches
 }
 
-async fn until(deadline: Option<Instant>) {
+async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -11,10 +11,10 @@ use types::{InstrumentSpec, NodeId, child_uuid, order_uuid};
 use uuid::Uuid;
 
 use crate::api::render;
-use crate::projection::batch::limit;
+use crate::projection::batch::limit_price;
 use crate::projection::micros;
 
-/// Makes the events of one record.
+/// Builds the events of one record.
 pub struct Publisher<'a> {
     node: NodeId,
     names: &'a Names,
@@ -34,9 +34,9 @@ impl<'a> Publisher<'a> {
         }
     }
 
-    /// The event of an effect, if it has one.
+    /// The event of an effect; `None` if the effect is not published.
     pub fn event(&mut self, effect: &Effect) -> Option<Event> {
-        // Microseconds, as in the history: event and resource have the same time.
+        // In microseconds, so that event and history row have the same time.
         let at = to_timestamp_us(micros(self.cause.time_ns));
         let context = Some(self.context());
         match effect {
@@ -50,12 +50,12 @@ impl<'a> Publisher<'a> {
                     instrument_id: spec.id.to_string(),
                     side: render::side(order.side).into(),
                     r#type: render::order_type(order.terms.order_type).into(),
-                    price: limit(order.terms.order_type, order.price)
+                    price: limit_price(order.terms.order_type, order.price)
                         .map(|ticks| to_decimal(spec.price(ticks))),
                     quantity: Some(to_decimal(spec.quantity(order.quantity))),
                     placed_at: Some(at),
                 };
-                Some(self.make(spec, "OrderPlacedEvent", &order.id.to_string(), &message))
+                Some(self.build(spec, "OrderPlacedEvent", &order.id.to_string(), &message))
             }
             Effect::Traded(trade) => {
                 let spec = &self.names.instrument(trade.instrument);
@@ -74,7 +74,7 @@ impl<'a> Publisher<'a> {
                     executed_at: Some(at),
                     trade_number: trade.number,
                 };
-                Some(self.make(spec, "TradeExecutedEvent", &trade.id.to_string(), &message))
+                Some(self.build(spec, "TradeExecutedEvent", &trade.id.to_string(), &message))
             }
             Effect::Cancelled { order, reason, .. } => {
                 let spec = &self.names.instrument(order.instrument);
@@ -84,28 +84,29 @@ impl<'a> Publisher<'a> {
                     reason: reason.as_str().to_owned(),
                     cancelled_at: Some(at),
                 };
-                Some(self.make(spec, "OrderCancelledEvent", &order.id.to_string(), &message))
+                Some(self.build(spec, "OrderCancelledEvent", &order.id.to_string(), &message))
             }
             _ => None,
         }
     }
 
-    fn place(&self) -> String {
+    /// Node, sequence and index of the event: unique, and equal when the event is republished.
+    fn event_key(&self) -> String {
         format!("{}:{}:{}", self.node.get(), self.cause.sequence, self.count)
     }
 
     fn context(&self) -> RequestContext {
         RequestContext {
-            request_id: self.place(),
+            request_id: self.event_key(),
             correlation_id: self.correlation_id.to_owned(),
-            idempotency_key: self.place(),
+            idempotency_key: self.event_key(),
             occurred_at: Some(to_timestamp_us(micros(self.cause.time_ns))),
             source: "market".to_owned(),
             ..RequestContext::default()
         }
     }
 
-    fn make(
+    fn build(
         &mut self,
         spec: &InstrumentSpec,
         name: &str,
@@ -115,7 +116,7 @@ impl<'a> Publisher<'a> {
         // Time-ordered, so that consumers' inboxes grow at one end.
         let (time_ns, sequence) = (self.cause.time_ns, self.cause.sequence);
         let parent = order_uuid(time_ns, self.node, sequence);
-        let id = Uuid::from_u128(child_uuid(parent, &self.place()).as_u128());
+        let id = Uuid::from_u128(child_uuid(parent, &self.event_key()).as_u128());
         self.count += 1;
         Event {
             id,

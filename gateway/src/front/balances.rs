@@ -1,7 +1,7 @@
-//! Ledger balances for the sessions of their user: unnumbered, the latest value only. The ledger's
-//! events are merged per sub-account before they reach the front, and again while a client reads
-//! slowly. The front keeps balances per user, not per session, and sends a bounded number per
-//! round.
+//! Sends ledger balances to the sessions of their user: unnumbered messages, the latest value only.
+//! Balances are conflated per sub-account before they reach the front, and again while a client
+//! reads slowly. The front keeps unsent balances per user, not per session, and sends a bounded
+//! number per round.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,16 +17,15 @@ use super::session::At;
 use super::{Front, RESUME_BYTES, connection};
 use crate::market::Market;
 
-/// Pause between two rounds: a busy user's balances change thousands of times a second.
+/// Pause between two rounds of [`run`]: a busy user's balances change thousands of times a second.
 const PACE: Duration = Duration::from_millis(100);
-/// Balances per message to the front.
-const AT_ONCE: usize = 64;
-/// Users served in one round of the front, which may run on the hot thread, and turns of each.
+/// Maximum balances per message to the front.
+const BALANCES_PER_MESSAGE: usize = 64;
+/// Maximum users per round of the front, which may run on the hot thread, and turns of each user.
 const USERS_PER_ROUND: usize = 16;
 const TURNS_PER_USER: usize = 8;
 
-/// Balances that have changed since the last round. Bounded by what the ledger changes within
-/// [`PACE`], at most one per sub-account.
+/// Balances that have changed since the last round, at most one per sub-account.
 #[derive(Default)]
 pub struct Balances {
     changed: Mutex<HashMap<(UserIx, AssetIx), LedgerBalance>>,
@@ -48,7 +47,8 @@ impl Balances {
         self.has_changed.notify_one();
     }
 
-    fn take(&self) -> Vec<(UserIx, LedgerBalance)> {
+    /// Removes and returns all changed balances.
+    fn drain(&self) -> Vec<(UserIx, LedgerBalance)> {
         let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = changed.drain();
         taken.map(|((user, _), balance)| (user, balance)).collect()
@@ -57,10 +57,10 @@ impl Balances {
 
 /// Passes changed balances to the front until shutdown.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
-    let hand_on = async {
+    let forwarding = async {
         loop {
             market.balances.has_changed.notified().await;
-            for some in market.balances.take().chunks(AT_ONCE) {
+            for some in market.balances.drain().chunks(BALANCES_PER_MESSAGE) {
                 market
                     .front
                     .send(FrontMessage::Balances(some.to_vec()))
@@ -69,15 +69,18 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
             tokio::time::sleep(PACE).await;
         }
     };
-    shutdown.run_until_cancelled(hand_on).await;
+    shutdown.run_until_cancelled(forwarding).await;
 }
 
-/// Balances that some session of a user lacks: the latest of each asset, in order of change.
+/// Balances of a user that some session has not been sent: the latest of each asset, in order of
+/// change.
 #[derive(Default)]
 pub(super) struct Unsent {
+    /// By change number.
     by_change: BTreeMap<u64, LedgerBalance>,
+    /// Change number of each asset's balance.
     change_of: HashMap<u32, u64>,
-    /// Number of changes so far.
+    /// The last change number.
     newest: u64,
     turns: Turns,
 }
@@ -85,11 +88,11 @@ pub(super) struct Unsent {
 /// Round robin over a user's sessions.
 #[derive(Default)]
 struct Turns {
-    /// Number of turns; modulo the sessions, the next one.
+    /// Number of turns so far. Modulo the number of sessions: the next session.
     at: usize,
-    /// Turns since a balance was last sent.
-    in_vain: usize,
-    /// Turns since a session was not up to date.
+    /// Number of turns since a balance was last sent.
+    without_send: usize,
+    /// Number of last turns whose sessions were up to date.
     up_to_date: usize,
 }
 
@@ -101,6 +104,7 @@ enum Turn {
 }
 
 impl Unsent {
+    /// Replaces the balance of an asset.
     fn put(&mut self, balance: LedgerBalance) {
         self.newest += 1;
         let before = self.change_of.insert(balance.asset, self.newest);
@@ -108,39 +112,39 @@ impl Unsent {
             self.by_change.remove(&before);
         }
         self.by_change.insert(self.newest, balance);
-        self.turns.in_vain = 0;
+        self.turns.without_send = 0;
         self.turns.up_to_date = 0;
     }
 
-    /// The first change after the last one that a session was sent.
+    /// The first change after a change number, with its balance.
     fn after(&self, change: u64) -> Option<(u64, LedgerBalance)> {
         let mut later = self.by_change.range(change + 1..);
         later.next().map(|(change, balance)| (*change, *balance))
     }
 
-    /// Start of a new session: it is sent later changes only.
+    /// The last change number. A new login is sent later changes only.
     pub fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// A session was added.
+    /// Restarts the turns after a session was added or all were removed.
     pub fn restart(&mut self) {
         self.turns = Turns::default();
     }
 
-    /// Records a turn. True while there may be a session that can be sent something.
+    /// Records a turn. False after a full cycle in which nothing was sent.
     fn note(&mut self, turn: Turn, sessions: usize) -> bool {
         let turns = &mut self.turns;
         turns.at += 1;
-        (turns.in_vain, turns.up_to_date) = match turn {
+        (turns.without_send, turns.up_to_date) = match turn {
             Turn::Sent => (0, 0),
-            Turn::NoRoom => (turns.in_vain + 1, 0),
-            Turn::UpToDate => (turns.in_vain + 1, turns.up_to_date + 1),
+            Turn::NoRoom => (turns.without_send + 1, 0),
+            Turn::UpToDate => (turns.without_send + 1, turns.up_to_date + 1),
         };
-        turns.in_vain <= sessions
+        turns.without_send <= sessions
     }
 
-    /// True once every session has everything, which is then forgotten.
+    /// True once every session is up to date. Then drops the balances.
     fn is_done(&mut self, sessions: usize) -> bool {
         let is_done = self.turns.up_to_date >= sessions;
         if is_done {
@@ -152,8 +156,8 @@ impl Unsent {
 }
 
 impl Front {
-    /// Keeps balances for the sessions of their users. Each replaces the previous one of its asset.
-    pub(super) fn take_balances(&mut self, balances: Vec<(UserIx, LedgerBalance)>) {
+    /// Keeps balances for the sessions of their users. Drops those of users without sessions here.
+    pub(super) fn on_balances(&mut self, balances: Vec<(UserIx, LedgerBalance)>) {
         for (user, balance) in balances {
             let row = self.state.sessions.users.get_mut(&user);
             let Some(row) = row.filter(|row| !row.sessions.is_empty()) else {
@@ -166,8 +170,8 @@ impl Front {
         }
     }
 
-    /// Sends a bounded number of balances as clients have room; true while there may be more to
-    /// send.
+    /// Sends a bounded number of balances to clients with free space. True while another round may
+    /// send more.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
         let mut did_work = false;
         for _ in 0..self.state.with_balances.len().min(USERS_PER_ROUND) {
@@ -189,13 +193,13 @@ impl Front {
         did_work
     }
 
-    /// The turn of one session of the user: whether another one may be sent something, and whether
-    /// all have everything.
+    /// Runs the turn of one session of the user. Returns whether another session may be sent
+    /// something, and whether all sessions are up to date.
     fn take_turn(&mut self, now: Instant, user: UserIx) -> (bool, bool) {
         let row = self.state.sessions.user(user);
         let sessions = row.sessions.len();
         if sessions == 0 {
-            // All were forgotten meanwhile.
+            // All sessions were forgotten meanwhile.
             row.unsent.restart();
             return (false, true);
         }
@@ -239,7 +243,7 @@ mod tests {
             balances.note(ann, AssetIx::MONEY, Minor(minor), at);
             balances.note(bob, AssetIx::MONEY, Minor(-minor), at);
         }
-        let mut taken = balances.take();
+        let mut taken = balances.drain();
         taken.sort_by_key(|(user, _)| *user);
         let of = |balance_minor| LedgerBalance {
             asset: 0,
@@ -247,7 +251,7 @@ mod tests {
             time_ns: 1_000,
         };
         assert_eq!(taken, [(ann, of(1_000)), (bob, of(-1_000))]);
-        assert!(balances.take().is_empty());
+        assert!(balances.drain().is_empty());
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Compares samples of live messages with the journal: the bytes in a session's window with those
-//! that the replica makes of the same record. If they differ, a client gets something else after a
-//! reconnect. That raises an error, a metric, and the health part [`PART`] until the next start.
+//! Compares samples of live messages with the journal: the bytes in a session's window with the
+//! bytes built from the replica's report of the same record. If they differ, a client would be
+//! resent another message than it was sent. A difference is logged as an error, is counted, and
+//! fails the health part [`PART`] until the next start.
 //!
-//! Cost: one message per [`PAUSE`], a lookup by the front, and its bytes in memory. It follows the
-//! replica for one batch per sample, so that it never lags and never reads a file.
+//! Cost: one message per [`PAUSE`], and its look-up by the front. Each sample follows the replica
+//! for one batch only, so that the comparison never lags and never reads a file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::market::Market;
 pub const PART: &str = "session-messages";
 /// Time between two samples.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Step through the messages of a batch. Prime, so that it visits all of them.
+/// Step from sample to sample within a batch. Prime, so that all positions are sampled over time.
 const STEP: usize = 7_919;
 
 /// A message that the front is to compare.
@@ -37,7 +38,7 @@ pub struct Sample {
     pub answer: oneshot::Sender<Compared>,
 }
 
-/// Takes samples until shutdown.
+/// Compares samples until shutdown.
 ///
 /// # Errors
 /// The replica has ended.
@@ -61,7 +62,7 @@ pub async fn run(
     }
 }
 
-/// Compares one message of the next records that have messages.
+/// Compares one message of the next batch that has messages.
 async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Error> {
     let replica = &market.replica;
     let mut follower = replica.follow_detached(PART, replica.position());
@@ -82,14 +83,14 @@ async fn sample(market: &Market, health: &Health, place: usize) -> Result<(), Er
         answer,
     };
     market.front.send(FrontMessage::Compare(sample)).await;
-    // A front that stops does not answer.
+    // A stopping front does not answer.
     if let Ok(compared) = compared.await {
-        judge(health, &stamp, &report, compared);
+        record_outcome(health, &stamp, &report, compared);
     }
     Ok(())
 }
 
-/// The message of a batch at `place`, modulo their number.
+/// The report of a batch at `place`, modulo the number of reports; `None` if there are none.
 fn pick(batch: &replica::Batch, place: usize) -> Option<(Stamp, Report)> {
     let count: usize = batch.iter().map(|applied| applied.reports.len()).sum();
     let mut place = place.checked_rem(count)?;
@@ -109,7 +110,7 @@ fn pick(batch: &replica::Batch, place: usize) -> Option<(Stamp, Report)> {
     None
 }
 
-fn judge(health: &Health, stamp: &Stamp, report: &Report, compared: Compared) {
+fn record_outcome(health: &Health, stamp: &Stamp, report: &Report, compared: Compared) {
     let outcome = match compared {
         Compared::Equal => "equal",
         Compared::NotKept => "not_kept",
@@ -198,11 +199,11 @@ mod tests {
             received_ns: 0,
         };
         for compared in [Compared::Equal, Compared::NotKept] {
-            judge(&health, &stamp, &report(17), compared);
+            record_outcome(&health, &stamp, &report(17), compared);
             assert!(health.failing().is_empty());
         }
-        judge(&health, &stamp, &report(17), Compared::Differs);
-        judge(&health, &stamp, &report(18), Compared::Equal);
+        record_outcome(&health, &stamp, &report(17), Compared::Differs);
+        record_outcome(&health, &stamp, &report(18), Compared::Equal);
         let failing = health.failing();
         let reason = failing.get(PART).expect("the failure stays");
         assert!(

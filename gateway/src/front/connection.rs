@@ -1,8 +1,8 @@
-//! Handles a connection's messages: sessions on channels, requests passed on to `requests`.
+//! Handles a connection's messages and timers: sessions on channels, requests passed to `requests`.
 //!
-//! Bytes that are no message end the connection with their code. A session's own mistake, its end
-//! or its refused login ends its channel alone. A request that is in flight then is refused
-//! `UNKNOWN_SESSION`, because its sender could not know.
+//! Invalid bytes, and messages that the protocol does not allow, end the connection. A refused
+//! login, a logout or the end of a session ends only its channel. A request that arrives on an
+//! ended channel is refused with `UNKNOWN_SESSION`, because the client could not know of the end.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -20,9 +20,10 @@ use super::session::At;
 use super::state::State;
 use super::{RESUME_BYTES, hold, pieces};
 
-/// Messages per connection and round.
+/// Maximum messages handled per connection and round.
 const MESSAGES_MAX: usize = 32;
-/// Unsent bytes that a client may leave for [`SLOW_FOR`], and those that close its connection.
+/// Unsent bytes above which a client's connection is closed after [`SLOW_FOR`], and those above
+/// which it is closed at once.
 const SLOW_BYTES: usize = 1 << 20;
 const SLOW_BYTES_MAX: usize = 16 << 20;
 const SLOW_FOR: Duration = Duration::from_secs(1);
@@ -33,14 +34,16 @@ const HALF_OPEN_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Channel {
     #[default]
+    /// No login yet.
     Free,
     LoggingIn,
+    /// Owns the session.
     Live(At),
-    /// A session was there, or a login was refused.
+    /// The session has ended, or the login was refused.
     Ended,
 }
 
-/// The front's state of a connection.
+/// State of a connection.
 pub struct Conn {
     pub address: IpAddr,
     pub channels: Box<[Channel; CHANNELS_MAX]>,
@@ -50,12 +53,12 @@ pub struct Conn {
     last_sent: Instant,
     /// Deadline of the first login. Heartbeats do not extend it.
     login_by: Option<Instant>,
-    /// Since when more than [`SLOW_BYTES`] are unsent.
+    /// Time since which more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
-    /// Upper bound of the unsent bytes that do not count as unread reports: resends, lists, and the
-    /// instruments of a login.
+    /// Upper bound of the unsent bytes that the slow-consumer check ignores: resends, lists, and
+    /// the instruments of a login.
     pulled: usize,
-    /// Packets that the metrics already have.
+    /// Packets that the metrics already count.
     counted: Packets,
 }
 
@@ -70,7 +73,8 @@ impl Conn {
         self.login_by = None;
     }
 
-    fn next_look(&self) -> Instant {
+    /// When the next timer of the connection expires.
+    fn next_timer(&self) -> Instant {
         let silent = self.last_received + self.heartbeat;
         let quiet = self.last_sent + self.heartbeat / 2;
         let slow = self.slow_since.map(|since| since + SLOW_FOR);
@@ -85,7 +89,7 @@ pub fn send(link: &mut Link<Conn>, now: Instant, channel: u16, message: &ServerM
     link.user.last_sent = now;
 }
 
-/// Appends an encoded message under the owner's channel.
+/// Appends an encoded message, with its channel replaced.
 #[inline]
 pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[u8]) {
     let out = link.out();
@@ -95,30 +99,30 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
     link.user.last_sent = now;
 }
 
-/// Appends what the client asked for at once, or pulls at its own pace (resends, lists). It does
-/// not count as unread reports (`design.md` 7).
-pub fn pulled(link: &mut Link<Conn>, append: impl FnOnce(&mut Link<Conn>)) {
+/// Appends messages that the client has asked for (resends, lists, the instruments of a login). The
+/// slow-consumer check ignores them (`design.md` 7).
+pub fn append_pulled(link: &mut Link<Conn>, append: impl FnOnce(&mut Link<Conn>)) {
     let before = link.waiting_bytes();
     append(link);
     let added = link.waiting_bytes() - before;
     link.user.pulled = link.user.pulled.min(before) + added;
 }
 
-/// As [`send_encoded`], for several messages that the client pulls.
+/// Like [`send_encoded`], for several messages that the client has asked for.
 pub fn send_pulled<'a>(
     link: &mut Link<Conn>,
     now: Instant,
     channel: u16,
     messages: impl IntoIterator<Item = &'a [u8]>,
 ) {
-    pulled(link, |link| {
+    append_pulled(link, |link| {
         for bytes in messages {
             send_encoded(link, now, channel, bytes);
         }
     });
 }
 
-/// Ends a channel's session and sends the reason.
+/// Marks a channel as ended and sends the reason.
 pub fn end_channel(link: &mut Link<Conn>, now: Instant, channel: u16, code: DisconnectCode) {
     *link.user.channel(channel) = Channel::Ended;
     send(link, now, channel, &disconnect(code));
@@ -132,8 +136,8 @@ pub fn end_connection(link: &mut Link<Conn>, now: Instant, code: DisconnectCode)
     }
 }
 
-/// Closes the connection of a client with too many unsent bytes, without those of resends. Call it
-/// after each append of anything else.
+/// The slow-consumer check: closes the connection of a client with too many unsent bytes. Call it
+/// after each append of a message that the client has not asked for.
 pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     let waiting = link.waiting_bytes();
     if !link.is_open() || (waiting <= RESUME_BYTES && link.user.slow_since.is_none()) {
@@ -151,7 +155,7 @@ pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
         let code = DisconnectCode::SlowConsumer;
         link.close(u32::from(code.code()), &code.to_string());
     } else {
-        let at = link.user.next_look();
+        let at = link.user.next_timer();
         link.set_deadline(Some(at));
     }
 }
@@ -204,7 +208,7 @@ impl Driver<Conn> for State {
     }
 
     fn opened(&mut self, _: Instant, link: &mut Link<Conn>) {
-        let at = link.user.next_look();
+        let at = link.user.next_timer();
         link.set_deadline(Some(at));
     }
 
@@ -225,8 +229,9 @@ impl Driver<Conn> for State {
             return end_connection(link, now, DisconnectCode::LoginExpected);
         }
         if link.user.last_received + link.user.heartbeat <= now {
-            // The grace begins now, not when the transport gives up on the close.
-            self.lose_sessions(link);
+            // The grace period of cancel on disconnect begins now, not when the transport has
+            // closed.
+            self.detach_sessions(link);
             return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
         }
         check_slow(self, now, link);
@@ -240,7 +245,7 @@ impl Driver<Conn> for State {
             );
         }
         self.count_packets(link);
-        let at = link.user.next_look();
+        let at = link.user.next_timer();
         link.set_deadline(Some(at));
     }
 
@@ -253,11 +258,12 @@ impl Driver<Conn> for State {
                 self.addresses.remove(&link.user.address);
             }
         }
-        self.lose_sessions(link);
+        self.detach_sessions(link);
     }
 }
 
-fn done(bytes: usize) -> ConsumedBytes {
+/// Consumes bytes without a pause of the stream.
+fn consumed(bytes: usize) -> ConsumedBytes {
     ConsumedBytes {
         bytes,
         is_paused: false,
@@ -265,7 +271,7 @@ fn done(bytes: usize) -> ConsumedBytes {
 }
 
 impl State {
-    /// Handles the messages of a round.
+    /// Handles up to [`MESSAGES_MAX`] messages. Stops at a message that waits for a slot.
     fn read(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
         for _ in 0..MESSAGES_MAX {
@@ -280,13 +286,13 @@ impl State {
                     at += usize::from(header.length);
                     if let Err(code) = self.handle(now, link, &header, &message) {
                         end_connection(link, now, code);
-                        return done(bytes.len());
+                        return consumed(bytes.len());
                     }
                 }
-                Ok(None) => return done(at),
+                Ok(None) => return consumed(at),
                 Err(error) => {
                     end_connection(link, now, error.disconnect_code());
-                    return done(bytes.len());
+                    return consumed(bytes.len());
                 }
             }
         }
@@ -296,12 +302,12 @@ impl State {
         }
     }
 
-    /// Releases the sessions of a connection that is gone or given up.
-    fn lose_sessions(&mut self, link: &mut Link<Conn>) {
+    /// Detaches the sessions of a connection that is lost.
+    fn detach_sessions(&mut self, link: &mut Link<Conn>) {
         for channel in link.user.channels.iter_mut() {
             if let Channel::Live(at) = *channel {
                 *channel = Channel::Ended;
-                self.lose(at, false);
+                self.detach(at, false);
             }
         }
     }
@@ -313,7 +319,7 @@ impl State {
         self.stats.packets_lost.increment(now.lost - before.lost);
     }
 
-    /// Handles one message; an error ends the connection.
+    /// Handles one message. An error ends the connection.
     fn handle(
         &mut self,
         now: Instant,
@@ -332,7 +338,7 @@ impl State {
             ClientMessage::Login(login) => self.log_in(now, link, channel, login),
             ClientMessage::Logout(_) => match *link.user.channel(channel) {
                 Channel::Live(at) => {
-                    self.lose(at, true);
+                    self.detach(at, true);
                     end_channel(link, now, channel, DisconnectCode::Logout);
                     Ok(())
                 }
@@ -349,7 +355,7 @@ impl State {
                         Some(at) => state.list_orders(at, wanted)?,
                         None => RejectReason::UnknownSession,
                     };
-                    Some(pieces::not_listed(wanted, reason).into())
+                    Some(pieces::listing_refused(wanted, reason).into())
                 })
             }
             ClientMessage::Retransmit(wanted) => {
@@ -358,10 +364,10 @@ impl State {
                         Some(at) => state.retransmit(at, wanted)?,
                         None => RejectReason::UnknownSession,
                     };
-                    Some(pieces::not_sent(wanted, reason).into())
+                    Some(pieces::retransmit_refused(wanted, reason).into())
                 })
             }
-            _ => self.act(now, link, header, message),
+            _ => self.handle_request(now, link, header, message),
         }
     }
 
@@ -405,8 +411,8 @@ impl State {
         Ok(())
     }
 
-    /// Runs `act` for the session on the channel, `None` once it has ended, and sends its immediate
-    /// answer.
+    /// Runs `act` for the session on the channel (`None` if the channel has ended), and sends the
+    /// answer that it returns.
     fn in_session(
         &mut self,
         now: Instant,
@@ -425,8 +431,8 @@ impl State {
         Ok(())
     }
 
-    /// Starts a change of a trading hold, one at a time per session. Each counts as a message.
-    /// Returns the reason of a refusal.
+    /// Requests a change of a trading hold, one at a time per session. It counts as a message in
+    /// the session's rate. Returns the reason of a refusal.
     fn request_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);
@@ -454,7 +460,7 @@ impl State {
         wait_ns.div_ceil(1_000)
     }
 
-    /// True within the rates of the session, of its user over all sessions, and of its group.
+    /// True if the rates of the session, its user and its group admit a message now.
     pub fn is_in_rate(&mut self, at: At) -> bool {
         self.sessions.is_in_rate(at, self.monotonic_ns)
     }

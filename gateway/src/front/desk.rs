@@ -1,6 +1,6 @@
-//! Queues between the front's thread and tokio. What takes time or other services goes out as a
-//! request and returns as a message to the front. Both queues are bounded and neither side waits
-//! for the other.
+//! Queues between the front's thread and tokio. The front sends work that takes time or calls other
+//! services as a request. Its result returns as a message to the front. Both queues are bounded.
+//! The front never waits.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,30 +26,30 @@ use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
 
-/// Capacity of the queue of requests, and of the queue to the front.
+/// Capacity of the request queue and of the queue to the front.
 const FRONT_REQUESTS_MAX: usize = 4_096;
-/// Requests answered concurrently.
-const AT_ONCE: usize = 512;
+/// Maximum requests answered concurrently.
+const CONCURRENT_MAX: usize = 512;
 /// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
-/// An address is locked out after this many times the failures that lock out a session name: other
-/// users at the address can log in meanwhile.
+/// An address is locked out after this many times the failures that lock out a session name, so
+/// that other users at the address can log in meanwhile.
 const NAMES_PER_ADDRESS: u32 = 10;
-/// Counts of failures that are kept. Above it, expired counts are dropped, at most once per
-/// [`SWEEP_PAUSE`]; then others are not counted.
+/// Maximum number of failure counts. When it is reached, expired counts are dropped, at most once
+/// per [`EXPIRE_PAUSE`]. While it is reached, new names and addresses are not counted.
 const COUNTED_MAX: usize = 131_072;
-const SWEEP_PAUSE: Duration = Duration::from_secs(1);
+const EXPIRE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
-/// Requests of the front.
+/// Requests of the front. `session`: the session's index in the front, and the epoch of its login.
 pub enum FrontRequest {
     Login {
         to: (Key, u16),
         address: IpAddr,
         login: Box<wire::Login>,
     },
-    /// Whether the order may be entered although the budget does not cover it.
+    /// Checks an order that the budget estimate does not cover.
     Limit {
         session: (At, Sequence),
         user: UserIx,
@@ -57,12 +57,13 @@ pub enum FrontRequest {
         budget: Arc<Budget>,
         new: Box<NewRequest>,
     },
+    /// Executes a `SetTradingHold`.
     Hold {
         session: (At, Sequence),
         user_id: Arc<str>,
         wanted: SetTradingHold,
     },
-    /// Messages of a session after a number that have left its window.
+    /// Reads messages of a session after a number that have left its window.
     Messages {
         session: (At, Sequence),
         ix: SessionIx,
@@ -74,7 +75,7 @@ pub enum FrontRequest {
         session: (At, Sequence),
         listing: Box<Listing>,
     },
-    /// The message that answers a request and has left the window.
+    /// Reads the message that answered a request and has left the window.
     Answer {
         session: (At, Sequence),
         ix: SessionIx,
@@ -89,7 +90,8 @@ pub enum FrontMessage {
         to: (Key, u16),
         outcome: Result<Box<Admitted>, DisconnectCode>,
     },
-    /// `Ok(checked)`: the order is entered. `checked`: identity allowed it above the budget.
+    /// `Ok(checked)`: submit the order. `checked`: identity allowed it above the budget. `Err`:
+    /// refuse it.
     Limit {
         session: (At, Sequence),
         outcome: Result<bool, RejectReason>,
@@ -98,7 +100,7 @@ pub enum FrontMessage {
         session: (At, Sequence),
         answer: TradingHold,
     },
-    /// Consecutive messages after `after`, or why there are none.
+    /// Consecutive messages after `after`, or the reason why there are none.
     Messages {
         session: (At, Sequence),
         after: u64,
@@ -109,7 +111,7 @@ pub enum FrontMessage {
         session: (At, Sequence),
         piece: Result<Piece, RejectReason>,
     },
-    /// `None`: it is no longer kept.
+    /// The answer to a repeated request; `None` if it is no longer in the journal.
     Answer {
         session: (At, Sequence),
         client_seq: u64,
@@ -120,9 +122,9 @@ pub enum FrontMessage {
     Compare(Sample),
     /// A new or changed instrument.
     Instrument(InstrumentSpec),
-    /// Groups and rates that have changed, as of a command.
+    /// Changed groups and rates, as of a sequence.
     Members(Sequence, Vec<Member>),
-    /// The ledger's balances, each with the user whose sessions are sent it.
+    /// Changed ledger balances and their users.
     Balances(Vec<(UserIx, LedgerBalance)>),
     /// The journal has forgotten an idle session.
     Forget(SessionIx),
@@ -131,7 +133,7 @@ pub enum FrontMessage {
     Shutdown,
 }
 
-/// Queue of messages to the front. Any task sends.
+/// Queue of messages to the front. Any task may send.
 #[derive(Clone)]
 pub struct FrontQueue {
     queue: Arc<ArrayQueue<FrontMessage>>,
@@ -168,15 +170,15 @@ impl FrontQueue {
     }
 }
 
-/// Failed authentications by address, and by address and session name (design 7).
+/// Counts failed authentications by address, and by address and session name (`design.md` 7).
 #[derive(Default)]
 pub struct Failures(Mutex<Counts>);
 
 #[derive(Default)]
 struct Counts {
     rows: HashMap<(IpAddr, Option<String>), (u32, Instant)>,
-    /// When the expired counts were dropped last.
-    swept: Option<Instant>,
+    /// When expired counts were dropped last.
+    expired_at: Option<Instant>,
 }
 
 impl Failures {
@@ -194,12 +196,13 @@ impl Failures {
         })
     }
 
-    pub fn note(&self, address: IpAddr, name: &str) {
+    /// Counts a failed authentication.
+    pub fn record(&self, address: IpAddr, name: &str) {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counts { rows, swept } = &mut *failures;
-        if rows.len() >= COUNTED_MAX && swept.is_none_or(|at| at.elapsed() >= SWEEP_PAUSE) {
+        let Counts { rows, expired_at } = &mut *failures;
+        if rows.len() >= COUNTED_MAX && expired_at.is_none_or(|at| at.elapsed() >= EXPIRE_PAUSE) {
             rows.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
-            *swept = Some(Instant::now());
+            *expired_at = Some(Instant::now());
         }
         for name in [None, Some(name.to_owned())] {
             let key = (address, name);
@@ -230,21 +233,21 @@ pub fn request_channel() -> (mpsc::Sender<FrontRequest>, mpsc::Receiver<FrontReq
 }
 
 impl Desk {
-    /// False when the user logs in too fast: a login calls other services and is journalled.
+    /// False when the user exceeds `logins_per_s`: a login calls other services and is journalled.
     pub fn admits_login(&self, user: UserIx) -> bool {
         let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = logins.entry(user).or_default();
         rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
-    /// Answers requests until shutdown, up to [`AT_ONCE`] concurrently.
+    /// Answers requests until shutdown, up to [`CONCURRENT_MAX`] concurrently.
     pub async fn run(
         self,
         mut requests: mpsc::Receiver<FrontRequest>,
         shutdown: CancellationToken,
     ) {
         let desk = Arc::new(self);
-        let room = Arc::new(Semaphore::new(AT_ONCE));
+        let room = Arc::new(Semaphore::new(CONCURRENT_MAX));
         loop {
             let request = tokio::select! {
                 request = requests.recv() => request,

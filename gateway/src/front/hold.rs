@@ -1,4 +1,4 @@
-//! `SetTradingHold` and its answer.
+//! Executes `SetTradingHold`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use wire::{SetTradingHold, TradingHold};
 use crate::funding;
 use crate::market::{Asset, Market};
 
-/// Answer to a change that was refused before any work.
+/// Answer to a `SetTradingHold` that is refused at once.
 pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
     TradingHold {
         outcome: reason.code(),
@@ -17,6 +17,7 @@ pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
     }
 }
 
+/// An answer without amounts.
 fn unchanged(wanted: &SetTradingHold) -> TradingHold {
     TradingHold {
         request_id: wanted.request_id,

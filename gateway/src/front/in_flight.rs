@@ -1,11 +1,12 @@
-//! Requests that were submitted and have no report yet: their number per user, and the client
-//! sequences of a session.
+//! Requests in flight: submitted, without a report yet. Counts them per user, and keeps the client
+//! sequences of those of a session.
 //!
 //! Users share the ring by dynamic thresholds: a user gets another slot while it has fewer requests
-//! in flight than slots are free. One user gets half of the slots, `n` users at their bound get a
-//! part of `n + 1` each, and one part stays free for another user. Orders use half of the ring.
-//! What reduces risk also uses the other half, except for a reserve for logins and session ends.
-//! Nothing is allocated per request.
+//! in flight than slots are free. A single user gets half of the slots. Of `n` users at their
+//! threshold each has `1 / (n + 1)` of the slots, and the same number stays free for another user.
+//!
+//! Orders use half of the ring. Requests that reduce risk also use the other half, except for a
+//! reserve for logins and closings of sessions. Nothing is allocated per request.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,34 +14,34 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use types::{Sequence, UserIx};
 
-use super::state::RING;
+use super::state::RING_CAPACITY;
 
-/// Requests in flight, of all users, from which on orders get no slot.
-pub const ORDERS_MAX: usize = RING / 2;
+/// Number of requests in flight, of all users, at which orders get no more slots.
+pub const ORDERS_MAX: usize = RING_CAPACITY / 2;
 /// The same for requests that reduce risk.
-pub const REDUCTIONS_MAX: usize = RING - RING / 8;
-/// How long a request without a slot waits in its stream before it is `BUSY`: longer than the hot
-/// thread waits for an engine, so that a burst, or a thread that loses its core, costs no order.
-/// Once per user: later ones are `BUSY` at once, until one of the user's gets a slot.
+pub const REDUCTIONS_MAX: usize = RING_CAPACITY - RING_CAPACITY / 8;
+/// How long a request without a slot waits in its stream before it is refused as `BUSY`. Longer
+/// than the hot thread waits for an engine, so that a burst, or a thread that loses its core,
+/// causes no refusal. A user waits once: later requests are refused at once until one gets a slot.
 pub const SLOT_WAIT: Duration = Duration::from_millis(20);
-/// Time after which a user's requests wait again.
+/// Time since the start of a wait after which the user's requests may wait again.
 const WAIT_AGAIN: Duration = Duration::from_secs(1);
-/// Requests in flight that a user always may have while there are slots for any: the cancels of
-/// others leave no slots for orders otherwise.
-const FIRST: usize = 16;
-/// The same for the first orders of users: the rest is for what reduces risk.
-const FIRSTS_MAX: usize = (ORDERS_MAX + REDUCTIONS_MAX) / 2;
-/// Client sequences for which a session keeps memory while it has none in flight.
-const KEPT: usize = 256;
-/// Bit in the tags of requests. Tags of logins are counted from 1, those of session ends have bit
-/// 63.
+/// Requests in flight that a user may have regardless of the threshold, while the ring has slots.
+/// Otherwise the cancels of other users could leave a user no slot for orders.
+const GUARANTEED: usize = 16;
+/// Number of requests in flight at which users lose their guaranteed slots for orders. The
+/// remaining slots are for requests that reduce risk.
+const GUARANTEED_ORDERS_MAX: usize = (ORDERS_MAX + REDUCTIONS_MAX) / 2;
+/// Capacity, in client sequences, that a session without requests in flight keeps.
+const SEQUENCES_KEPT: usize = 256;
+/// Bit in the tags of requests. Tags of openings count from 1. Tags of closings have bit 63.
 const REQUEST: u64 = 1 << 62;
 /// Bits of the login's epoch in a tag.
 const EPOCH_MASK: u64 = (1 << 30) - 1;
 
-const _: () = assert!(ORDERS_MAX < REDUCTIONS_MAX && REDUCTIONS_MAX < RING);
+const _: () = assert!(ORDERS_MAX < REDUCTIONS_MAX && REDUCTIONS_MAX < RING_CAPACITY);
 
-/// The tag of a request: its reports name the user, and the login that sent it.
+/// The tag of a request. It contains the user and the epoch of the login that sent the request.
 pub fn tag(user: UserIx, epoch: Sequence) -> u64 {
     REQUEST | ((epoch.0 & EPOCH_MASK) << 32) | u64::from(user.0)
 }
@@ -50,8 +51,8 @@ pub fn user_of(tag: u64) -> Option<UserIx> {
     (tag >> 62 == 1).then_some(UserIx(tag as u32))
 }
 
-/// True for cancels, and for amends of the quantity alone: the front does not know whether these
-/// grow, the hot thread does.
+/// True for requests that may reduce risk: cancels, and amends of the quantity alone. The front
+/// does not know whether such an amend grows the order. The hot thread checks that.
 pub fn reduces(request: &Request) -> bool {
     match request {
         Request::Cancel(_) | Request::MassCancel(_) => true,
@@ -61,9 +62,9 @@ pub fn reduces(request: &Request) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct OfUser {
+struct UserInFlight {
     count: u32,
-    /// Since when its orders, and its requests that reduce risk, wait for a slot.
+    /// Start of the wait for a slot: of orders, and of requests that reduce risk.
     waits_since: [Option<Instant>; 2],
 }
 
@@ -72,7 +73,7 @@ struct OfUser {
 pub struct InFlight {
     total: usize,
     /// Indexed by user.
-    users: Vec<OfUser>,
+    users: Vec<UserInFlight>,
 }
 
 impl InFlight {
@@ -82,18 +83,22 @@ impl InFlight {
         let most = if reduces { REDUCTIONS_MAX } else { ORDERS_MAX };
         let row = self.users.get(user.index());
         let own = row.map_or(0, |row| row.count as usize);
-        let firsts_max = if reduces { REDUCTIONS_MAX } else { FIRSTS_MAX };
-        let is_first = own < FIRST && self.total < firsts_max;
-        own < most.saturating_sub(self.total) || is_first
+        let guaranteed_max = if reduces {
+            REDUCTIONS_MAX
+        } else {
+            GUARANTEED_ORDERS_MAX
+        };
+        let is_guaranteed = own < GUARANTEED && self.total < guaranteed_max;
+        own < most.saturating_sub(self.total) || is_guaranteed
     }
 
-    /// True while a request without a slot waits; false when it is to be refused.
+    /// True while a request without a slot waits. False when it is to be refused.
     pub fn waits(&mut self, user: UserIx, reduces: bool, now: Instant) -> bool {
         let since = &mut self.row(user).waits_since[usize::from(reduces)];
         let waited = since.map(|since| now.saturating_duration_since(since));
         match waited {
             Some(waited) if waited < WAIT_AGAIN => waited < SLOT_WAIT,
-            // The last wait is long over, however it ended.
+            // The user waits for the first time, or again after `WAIT_AGAIN`.
             _ => {
                 *since = Some(now);
                 true
@@ -125,24 +130,24 @@ impl InFlight {
         self.total == 0
     }
 
-    fn row(&mut self, user: UserIx) -> &mut OfUser {
+    fn row(&mut self, user: UserIx) -> &mut UserInFlight {
         let at = user.index();
         if self.users.len() <= at {
-            self.users.resize(at + 1, OfUser::default());
+            self.users.resize(at + 1, UserInFlight::default());
         }
         &mut self.users[at]
     }
 }
 
 /// Client sequences of a session's requests in flight, ascending. All are above the last answered
-/// one.
+/// sequence.
 #[derive(Debug, Default)]
 pub struct Unanswered(VecDeque<u64>);
 
 impl Unanswered {
     #[inline]
     pub fn contains(&self, client_seq: u64) -> bool {
-        // A new request is above all others.
+        // Fast path: a new request is above all others.
         self.0.back().is_some_and(|last| client_seq <= *last)
             && self.0.binary_search(&client_seq).is_ok()
     }
@@ -158,18 +163,18 @@ impl Unanswered {
         }
     }
 
-    /// Removes an answered request and those below it: their repeats are answered by the window.
+    /// Removes an answered request and those below it. Their repeats are answered from the window.
     #[inline]
     pub fn answered(&mut self, client_seq: u64) {
         while self.0.front().is_some_and(|first| *first <= client_seq) {
             self.0.pop_front();
         }
-        if self.0.is_empty() && self.0.capacity() > KEPT {
-            self.0.shrink_to(KEPT);
+        if self.0.is_empty() && self.0.capacity() > SEQUENCES_KEPT {
+            self.0.shrink_to(SEQUENCES_KEPT);
         }
     }
 
-    /// Removes a request that was not seen: it may be sent again.
+    /// Removes a request that was not journalled: it may be sent again.
     pub fn refused(&mut self, client_seq: u64) {
         if let Ok(at) = self.0.binary_search(&client_seq) {
             self.0.remove(at);
@@ -215,7 +220,7 @@ mod tests {
                 .iter()
                 .all(|user| in_flight.has_slot(*user, true))
         );
-        // What leaves is free for all.
+        // Slots that become free are free for all users.
         for _ in 0..1_024 + cancels {
             in_flight.end(users[0]);
         }

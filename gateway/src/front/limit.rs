@@ -1,4 +1,5 @@
-//! The TRADING limit of session orders: a local budget, and above it identity (`design.md` 3).
+//! The TRADING limit of session orders: the front's budget estimate, and identity for orders above
+//! it (`design.md` 3).
 
 use admission::NewRequest;
 use rpc::Context;
@@ -7,8 +8,9 @@ use types::{InstrumentSpec, Minor, RejectReason};
 use crate::budget::Budget;
 use crate::market::Market;
 
-/// Subtracts an order from the user's budget; false when the budget does not cover it. An order
-/// that admission refuses for its form subtracts nothing. `day`: see [`Market::day`].
+/// Subtracts an order from the user's budget estimate. False if the estimate does not cover it. An
+/// order that admission refuses for its form passes and subtracts nothing. `day`: see
+/// [`Market::day`].
 pub fn is_in_budget(
     spec: Option<&InstrumentSpec>,
     budget: &Budget,
@@ -18,19 +20,20 @@ pub fn is_in_budget(
     let (Some(spec), false) = (spec, new.quantity.is_zero()) else {
         return true;
     };
-    // A market order may cost up to the highest price of the band.
+    // A market order may trade up to the highest price of the band.
     let price = new.price.unwrap_or(spec.band_high);
     if price.0 <= 0 {
         return true;
     }
     match spec.terms.value(price, new.quantity) {
-        Some(value) => budget.take(value, day()),
+        Some(value) => budget.try_spend(value, day()),
         None => new.price.is_some(),
     }
 }
 
-/// Above the budget: reads again what is left, then asks identity about this order. `Ok(true)`:
-/// identity allows it. `Ok(false)`: the budget decides. `Err`: a dependency is unavailable.
+/// Checks an order above the budget estimate: reads the estimate again, then lets identity check
+/// the order. `Ok(true)`: identity allows the order. `Ok(false)`: admission checks its budget.
+/// `Err`: a dependency is unavailable.
 pub async fn check(
     market: &Market,
     user: types::UserIx,
@@ -40,7 +43,7 @@ pub async fn check(
 ) -> Result<bool, RejectReason> {
     let mut context = Context::new("market");
     context.user_id = user_id.to_owned();
-    let away = |status: tonic::Status| {
+    let unavailable = |status: tonic::Status| {
         tracing::warn!(%status, user_id, "order limit not checked: dependency unavailable");
         RejectReason::NotReady
     };
@@ -52,12 +55,15 @@ pub async fn check(
         true => market.refresh_budget(&context, user, user_id).await,
         false => market.read_budget(user, day).await,
     }
-    .map_err(away)?;
-    // As admission values it.
+    .map_err(unavailable)?;
+    // The price by which admission values the order.
     let price = new.price.unwrap_or(spec.band_high);
-    let price = market.price_to_trade(new, price).await.map_err(away)?;
+    let price = market
+        .valuation_price(new, price)
+        .await
+        .map_err(unavailable)?;
     let value = spec.terms.value(price, new.quantity);
-    if value.is_some_and(|value| budget.take(value, day)) {
+    if value.is_some_and(|value| budget.try_spend(value, day)) {
         return Ok(false);
     }
     let quantity = spec.quantity(new.quantity);
@@ -69,6 +75,6 @@ pub async fn check(
     {
         Ok(()) => Ok(true),
         Err(status) if status.code() == tonic::Code::FailedPrecondition => Ok(false),
-        Err(status) => Err(away(status)),
+        Err(status) => Err(unavailable(status)),
     }
 }

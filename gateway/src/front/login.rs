@@ -40,13 +40,13 @@ pub async fn admit(
     let market = &desk.market;
     check_form(market, login)?;
     let (name, failures_max) = (login.session_name.as_str(), market.config.failed_logins_max);
-    // The address too: an open connection is not refused.
+    // The address is checked here too, since a lock-out does not close open connections.
     let is_locked_out = |name| desk.failures.is_locked_out(address, name, failures_max);
     if is_locked_out(None) || is_locked_out(Some(name)) {
         return Err(DisconnectCode::TooManyLogins);
     }
     let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {
-        desk.failures.note(address, name);
+        desk.failures.record(address, name);
         DisconnectCode::Credentials
     })?;
     caller
@@ -57,16 +57,16 @@ pub async fn admit(
     context.user_id = user_id.clone();
     check_profile(market, &context, &user_id).await?;
     let user = market.bind_user(&user_id).await;
-    let user = user.map_err(|status| failed("binding", &status))?;
+    let user = user.map_err(|status| dependency_failed("binding", &status))?;
     if !desk.admits_login(user) {
         return Err(DisconnectCode::TooManySessions);
     }
     let key = derived::session_key(&user_id, login.session_name.as_str());
-    check_place(market, user, key, login).await?;
-    let budget = market.budgets.of(user);
+    check_session(market, user, key, login).await?;
+    let budget = market.budgets.of_user(user);
     if budget.is_stale(market.day()) {
         let refreshed = market.refresh_budget(&context, user, &user_id).await;
-        refreshed.map_err(|status| failed("budget", &status))?;
+        refreshed.map_err(|status| dependency_failed("budget", &status))?;
     }
     if login.money_hold_minor > 0 {
         let target = Minor(login.money_hold_minor);
@@ -100,13 +100,13 @@ const HEARTBEAT_MS_MIN: u32 = 100;
 fn check_form(market: &Market, login: &Login) -> Result<(), DisconnectCode> {
     let known_flags = LOGIN_CANCEL_ON_DISCONNECT | LOGIN_FROM_NOW;
     let name = login.session_name.as_str();
-    let is_wrong = login.flags & !known_flags != 0
+    let is_invalid = login.flags & !known_flags != 0
         || name.is_empty()
         || name.chars().any(char::is_control)
         || (login.stp_group != 0 && !market.config.stp_groups)
         || login.stp_group >= u32::MAX >> 1
         || login.money_hold_minor < 0;
-    match is_wrong {
+    match is_invalid {
         true => Err(DisconnectCode::BadField),
         false => Ok(()),
     }
@@ -120,7 +120,7 @@ async fn check_profile(
     let profile = market.identity.profile(context, user_id).await;
     let profile = profile.map_err(|status| match status.code() {
         Code::NotFound => DisconnectCode::Credentials,
-        _ => failed("identity", &status),
+        _ => dependency_failed("identity", &status),
     })?;
     if !profile.is_standard {
         return Err(DisconnectCode::KycLevel);
@@ -131,9 +131,9 @@ async fn check_profile(
     }
 }
 
-/// Checks that the message number was sent, and that the session exists or may be made. Both are
-/// judged again when the session is opened: it may be forgotten, or others be made, meanwhile.
-async fn check_place(
+/// Checks that the session has the client's last message, and that it exists or may be created.
+/// Both are checked again at the opening, because sessions may be forgotten or created meanwhile.
+async fn check_session(
     market: &Market,
     user: UserIx,
     key: Id128,
@@ -148,7 +148,9 @@ async fn check_place(
         let may_add = user.is_none_or(|user| user.sessions < admission.bounds(user).sessions);
         (session.map(|session| session.last_number), may_add)
     });
-    let (last_number, may_add) = known.await.map_err(|status| failed("replica", &status))?;
+    let (last_number, may_add) = known
+        .await
+        .map_err(|status| dependency_failed("replica", &status))?;
     let from_now = login.flags & LOGIN_FROM_NOW != 0;
     if !from_now && login.last_sequence > last_number.unwrap_or(0) {
         return Err(DisconnectCode::SequenceAhead);
@@ -159,7 +161,7 @@ async fn check_place(
     Ok(())
 }
 
-fn failed(what: &str, status: &Status) -> DisconnectCode {
+fn dependency_failed(what: &str, status: &Status) -> DisconnectCode {
     tracing::warn!(what, %status, "login refused: dependency unavailable");
     DisconnectCode::NotReady
 }

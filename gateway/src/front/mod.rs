@@ -1,24 +1,30 @@
-//! The front: trading sessions over QUIC on a polled thread (`design.md` 5). Requests go straight
-//! into the ring of the hot thread. Reports come out of it, are kept in the session's window, and
-//! are sent once the commit position has passed them.
+//! The front: trading sessions over QUIC on a polled thread (`design.md` 5). It submits requests to
+//! the hot thread's ring. It reads the reports from a ring, keeps them in the session's window, and
+//! sends them once the commit position has reached them.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `connection` | bytes and timers of a connection, its channels |
-//! | `requests`, `in_flight` | requests into the ring; each user's share of it |
+//! | `requests`, `in_flight` | requests into the ring; each user's share of the ring |
 //! | `state` | sessions, ring, messages that wait for durability |
-//! | `session`, `window`, `rate` | state of a session |
+//! | `session`, `window` | state of a session; its last messages |
 //! | `report` | reports as messages of the protocol |
-//! | `desk` | requests to tokio and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
 //! | `resume` | messages that a client lacks, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
-//! | `server` | assembly |
+//! | `server`, `tls` | assembly; certificate |
 //!
-//! A round: messages from tokio, reports, datagrams in, messages that became durable, resumes,
-//! datagrams out. Nothing in it blocks. Invariants: requests of a session enter in the order of
-//! their client sequences; a numbered message is sent only when the commit position has reached it,
-//! and once per login; one client's memory is bounded (`design.md` 7).
+//! A round handles messages from tokio, reports, received datagrams, messages that became durable,
+//! resumes, long answers, balances, closings of sessions, and datagrams to send. Nothing in it
+//! blocks.
+//!
+//! Invariants:
+//!
+//! - The requests of a session are submitted in the order in which they arrive.
+//! - A numbered message is sent only when the commit position has reached it.
+//! - The memory per client is bounded (`design.md` 7).
 
 pub mod balances;
 pub mod compare;
@@ -52,7 +58,7 @@ use wire::{
 };
 
 use self::connection::{
-    Channel, Conn, check_slow, end_channel, end_connection, pulled, send, send_encoded,
+    Channel, Conn, append_pulled, check_slow, end_channel, end_connection, send, send_encoded,
 };
 pub use self::desk::{FrontMessage, FrontQueue};
 use self::requests::{Resend, rejected};
@@ -64,7 +70,7 @@ use crate::market::monotonic_ns;
 const RESUME_BYTES: usize = 256 << 10;
 /// Messages per resume and round.
 const RESUME_MESSAGES: usize = 1_024;
-/// Messages that a resend adds to its own in the session's rate.
+/// Messages that a resend is charged in the session's rate, in addition to the request itself.
 const RESEND_COST: u64 = 100;
 
 /// The front of the market's trading sessions.
@@ -75,18 +81,18 @@ pub struct Front {
     queue: FrontQueue,
     /// Reused in each round.
     actions: Vec<ClientAction>,
-    /// When a stopping front ended its connections.
-    goodbye: Option<Instant>,
+    /// When the stopping front ended its connections.
+    ended_at: Option<Instant>,
 }
 
 impl Front {
     /// Handles a message from tokio.
     fn on_message(&mut self, now: Instant, message: FrontMessage) {
         match message {
-            FrontMessage::Login { to, outcome } => self.open(now, to, outcome),
+            FrontMessage::Login { to, outcome } => self.on_login(now, to, outcome),
             FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
-                    self.unpark(now, session.0, outcome);
+                    self.on_limit_checked(now, session.0, outcome);
                 }
             }
             FrontMessage::Hold { session, answer } => {
@@ -101,13 +107,13 @@ impl Front {
                 is_retransmit,
                 outcome,
             } => match (self.is_current(session), is_retransmit) {
-                (false, _) => self.state.looked_up(session.0),
-                (true, false) => self.take_messages(now, session.0, after, outcome),
+                (false, _) => self.state.end_look_up(session.0),
+                (true, false) => self.on_resume_messages(now, session.0, after, outcome),
                 (true, true) => self.on_retransmit_messages(now, session.0, after, outcome),
             },
             FrontMessage::OpenOrders { session, piece } => {
                 if self.is_current(session) {
-                    self.take_orders(now, session.0, piece);
+                    self.on_open_orders(now, session.0, piece);
                 }
             }
             FrontMessage::Answer {
@@ -116,12 +122,12 @@ impl Front {
                 request,
                 message,
             } => {
-                if self.has_looked_up(session) {
-                    self.take_answer(now, session.0, (client_seq, request), message);
+                if self.end_look_up(session) {
+                    self.on_answer(now, session.0, (client_seq, request), message);
                 }
             }
             FrontMessage::Instrument(spec) => {
-                self.state.instrument(spec);
+                self.state.set_instrument(spec);
                 self.broadcast(now, &spec);
             }
             FrontMessage::Compare(sample) => {
@@ -135,7 +141,7 @@ impl Front {
                 };
                 let _ = sample.answer.send(compared);
             }
-            FrontMessage::Balances(balances) => self.take_balances(balances),
+            FrontMessage::Balances(balances) => self.on_balances(balances),
             FrontMessage::Members(as_of, members) => {
                 self.state.sessions.set_members(as_of, &members);
             }
@@ -144,7 +150,7 @@ impl Front {
                 // The commands that ended the user's orders are durable: the client reads those
                 // reports before the end (B9 of the protocol's review).
                 self.read_reports(now);
-                self.release(now);
+                self.send_durable(now);
                 self.end_user(now, user, code);
             }
             FrontMessage::Shutdown => {
@@ -153,8 +159,9 @@ impl Front {
         }
     }
 
-    /// Sends the answer to a repeat as the journal has it, or that it is no longer kept.
-    fn take_answer(
+    /// Sends the original answer to a repeated request, or a refusal if the journal no longer has
+    /// it.
+    fn on_answer(
         &mut self,
         now: Instant,
         at: At,
@@ -169,18 +176,19 @@ impl Front {
         }
     }
 
-    /// Ends a look-up; true if its login still has the session.
-    fn has_looked_up(&mut self, session: (At, types::Sequence)) -> bool {
-        self.state.looked_up(session.0);
+    /// Ends a look-up. True if the login that asked for it still owns the session.
+    fn end_look_up(&mut self, session: (At, types::Sequence)) -> bool {
+        self.state.end_look_up(session.0);
         self.is_current(session)
     }
 
-    /// True if the login of this epoch still has the session.
+    /// True if the login of this epoch still owns the session.
     fn is_current(&mut self, (at, epoch): (At, types::Sequence)) -> bool {
         let session = self.state.sessions.row(at);
         session.epoch == epoch && session.owner.is_some()
     }
 
+    /// Calls `act` with the connection that owns the session, if there is one.
     fn with_owner(&mut self, at: At, act: impl FnOnce(&mut Link<Conn>, Owner)) {
         if let Some(owner) = self.state.sessions.row(at).owner
             && let Some(link) = self.endpoint.link(owner.connection)
@@ -198,7 +206,7 @@ impl Front {
         }
     }
 
-    /// Sends a refusal of a request that was not seen.
+    /// Sends an unnumbered refusal: the request was not submitted.
     fn refuse(
         &mut self,
         now: Instant,
@@ -211,8 +219,8 @@ impl Front {
         self.send(now, at, &refusal);
     }
 
-    /// Journals the opening of a session whose login was checked.
-    fn open(
+    /// Submits the opening of a session after a successful login check, else ends the channel.
+    fn on_login(
         &mut self,
         now: Instant,
         to: (Key, u16),
@@ -232,8 +240,8 @@ impl Front {
         end_channel(link, now, to.1, code);
     }
 
-    /// Enters the order that waited for identity, then the requests after it.
-    fn unpark(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
+    /// Submits or refuses the order whose limit identity has checked, then the requests after it.
+    fn on_limit_checked(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
         let Some(mut new) = self.state.limited.remove(&at) else {
             return;
         };
@@ -251,7 +259,7 @@ impl Front {
         for next in waiting.into_iter().flatten() {
             let session = self.state.sessions.row(at);
             if let Some(parked) = &mut session.parked {
-                // Another order is above the budget too.
+                // Another order waits for identity now.
                 parked.push_back(next);
                 continue;
             }
@@ -277,45 +285,45 @@ impl Front {
         }
     }
 
-    /// Ends the session's channel, if it has one, and journals the disconnect.
+    /// Ends the session's channel and queues the closing of the session, if a channel owns it.
     fn end_session(&mut self, now: Instant, at: At, code: DisconnectCode) {
         if self.state.sessions.row(at).owner.is_some() {
             self.with_owner(at, |link, owner| {
                 end_channel(link, now, owner.channel, code)
             });
-            self.state.lose(at, false);
+            self.state.detach(at, false);
         }
     }
 
     /// Drops a session that the journal has forgotten.
     fn forget(&mut self, now: Instant, session: types::SessionIx) {
         if let Some(at) = self.state.sessions.at(session) {
-            // It is closed: no channel may act for it.
+            // The session is closed in the journal, so no channel may own it.
             self.end_session(now, at, DisconnectCode::Internal);
             self.state.sessions.forget(at);
         }
     }
 
     fn broadcast(&mut self, now: Instant, spec: &InstrumentSpec) {
-        let message = definition(spec).into();
+        let message = instrument_definition(spec).into();
         for at in 0..self.state.sessions.len() {
             self.send(now, at, &message);
         }
     }
 
-    /// Reads reports and sends what clients get at once.
+    /// Reads reports. Sends the messages that do not wait for durability.
     fn read_reports(&mut self, now: Instant) -> bool {
         let mut actions = std::mem::take(&mut self.actions);
         let did_work = self.state.read_reports(&mut actions);
         for action in actions.drain(..) {
             match action {
                 ClientAction::Answered(at, stamp, report) => {
-                    self.accepted(now, at, &stamp, &report)
+                    self.send_accepted(now, at, &stamp, &report)
                 }
                 ClientAction::Refused(at, client_seq, request, reason) => {
                     self.on_submit_error(now, at, client_seq, request, reason);
                 }
-                ClientAction::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
+                ClientAction::OpenRefused(tag, reason) => self.on_open_refused(now, tag, reason),
                 ClientAction::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
                     self.send(now, at, &OrderToTrade { messages, allowed }.into());
                 }
@@ -330,11 +338,11 @@ impl Front {
         did_work
     }
 
-    /// Sends the hint that precedes durability.
-    fn accepted(&mut self, now: Instant, at: At, stamp: &Stamp, report: &admission::Report) {
+    /// Sends `Accepted`: a hint before the command is durable. A rejected request gets no hint.
+    fn send_accepted(&mut self, now: Instant, at: At, stamp: &Stamp, report: &admission::Report) {
         if let admission::ReportBody::Rejected { reason, .. } = report.body {
             if reason == RejectReason::LimitExceeded {
-                self.state.sessions.row(at).budget.use_up();
+                self.state.sessions.row(at).budget.exhaust();
             }
             return;
         }
@@ -350,7 +358,8 @@ impl Front {
         self.send(now, at, &hint.into());
     }
 
-    /// Handles a request that is not in the journal, or was there before.
+    /// Handles a request that the hot thread did not journal: sends a refusal, or the original
+    /// answer if the request is a repeat.
     fn on_submit_error(
         &mut self,
         now: Instant,
@@ -371,7 +380,7 @@ impl Front {
         }
         let reason = reason_of(error);
         let limit = match error {
-            // Refused by the hot thread for the session's rate.
+            // The hot thread refused it for the session's rate.
             SubmitError::Refused(reject) if reject.reason == RejectReason::Throttle => {
                 self.state.wait_us(at).max(reject.limit())
             }
@@ -406,7 +415,8 @@ impl Front {
         }
     }
 
-    fn not_opened(&mut self, now: Instant, tag: u64, error: SubmitError) {
+    /// Ends the channel of a login whose session could not be opened.
+    fn on_open_refused(&mut self, now: Instant, tag: u64, error: SubmitError) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
@@ -429,8 +439,8 @@ impl Front {
         }
     }
 
-    /// Sends the messages that have become durable.
-    fn release(&mut self, now: Instant) -> bool {
+    /// Sends the messages that have become durable, and completes the logins.
+    fn send_durable(&mut self, now: Instant) -> bool {
         let commit = self.commit.position();
         let mut did_work = false;
         while let Some((sequence, due)) = self.state.due.front().copied() {
@@ -440,15 +450,16 @@ impl Front {
             self.state.due.pop_front();
             did_work = true;
             match due {
-                Due::Message(at) => self.release_one(now, at),
+                Due::Message(at) => self.send_next_durable(now, at),
                 Due::Login(tag) => self.log_in(now, tag),
             }
         }
         did_work
     }
 
+    /// Marks the session's next message as durable. Sends it unless the client still resumes.
     #[inline]
-    fn release_one(&mut self, now: Instant, at: At) {
+    fn send_next_durable(&mut self, now: Instant, at: At) {
         let (session, pool) = self.state.sessions.parts(at);
         session.released += 1;
         let Some(owner) = session.owner.filter(|_| session.is_following) else {
@@ -463,7 +474,8 @@ impl Front {
         check_slow(&mut self.state, now, link);
     }
 
-    /// Completes a login whose opening is durable: its client gets the answer and what it lacks.
+    /// Completes a login whose opening is durable: assigns the session to the connection, sends the
+    /// answer, and begins a resume if the client lacks messages.
     fn log_in(&mut self, now: Instant, tag: u64) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
@@ -481,7 +493,7 @@ impl Front {
         let admitted = pending.admitted;
         let released = self.state.sessions.get(at).released;
         if !admitted.from_now && admitted.last_sequence > released {
-            // The session that had these messages was forgotten after the login was checked.
+            // The session was forgotten after the login check and opened as a new one.
             if let Some(link) = self.endpoint.link(key) {
                 end_channel(link, now, channel, DisconnectCode::SequenceAhead);
             }
@@ -499,7 +511,7 @@ impl Front {
         session.epoch = opened.epoch;
         session.stp_group = opened.stp_group;
         session.parked = None;
-        // What an earlier login has in flight is refused: the client may send it again.
+        // The hot thread refuses the earlier login's requests: the client may send them again.
         session.unanswered.clear();
         session.is_setting_hold = false;
         session.is_fetching = false;
@@ -516,8 +528,8 @@ impl Front {
         self.welcome(now, at, &opened, admitted.heartbeat_ms);
     }
 
-    /// Ends the earlier login's hold on a session. The journal has the newer opening: no closing is
-    /// journalled.
+    /// Detaches the earlier login from a session. No closing is journalled, since the journal
+    /// already has the newer opening.
     fn take_over(&mut self, now: Instant, at: At) {
         self.state.drop_pieces(at);
         if let Some(old) = self.state.sessions.row(at).owner {
@@ -525,7 +537,7 @@ impl Front {
                 end_channel(link, now, old.channel, DisconnectCode::TakenOver);
             }
             self.state.limited.remove(&at);
-            self.state.sessions.idle(at);
+            self.state.sessions.mark_idle(at);
         }
     }
 
@@ -554,21 +566,27 @@ impl Front {
         let heartbeat = std::time::Duration::from_millis(u64::from(heartbeat_ms));
         link.user.logged_in(heartbeat);
         link.set_deadline(Some(now));
-        pulled(link, |link| {
+        append_pulled(link, |link| {
             for spec in &self.state.specs {
-                send(link, now, owner.channel, &definition(spec).into());
+                send(
+                    link,
+                    now,
+                    owner.channel,
+                    &instrument_definition(spec).into(),
+                );
             }
         });
         send(link, now, owner.channel, &accepted.into());
     }
 
-    /// Ends the connections of a stopping front once the last reports are out.
+    /// Ends the connections of a stopping front once the last reports are sent, or their time is
+    /// over.
     fn stop(&mut self, now: Instant) {
         let Some(until) = self.state.stopping else {
             return;
         };
-        if self.goodbye.is_none() && (self.state.is_quiet() || until <= now) {
-            self.goodbye = Some(now);
+        if self.ended_at.is_none() && (self.state.is_quiet() || until <= now) {
+            self.ended_at = Some(now);
             let keys: Vec<Key> = self.endpoint.keys().collect();
             for key in keys {
                 if let Some(link) = self.endpoint.link(key) {
@@ -597,7 +615,7 @@ impl Polled for Front {
                 self.state.stopping.get_or_insert(now);
             }
         }
-        did_work |= self.release(now);
+        did_work |= self.send_durable(now);
         if !self.state.resuming.is_empty() {
             if did_work {
                 self.state.resuming.retry();
@@ -623,7 +641,7 @@ impl Polled for Front {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let stopping = self.state.stopping.filter(|_| self.goodbye.is_none());
+        let stopping = self.state.stopping.filter(|_| self.ended_at.is_none());
         let next = self.endpoint.next_deadline();
         [stopping, next].into_iter().flatten().min()
     }
@@ -633,7 +651,7 @@ impl Polled for Front {
     }
 
     fn is_over(&self) -> bool {
-        let Some(since) = self.goodbye else {
+        let Some(since) = self.ended_at else {
             return false;
         };
         let is_done = self.state.connections == 0 && self.state.has_closed();
@@ -641,7 +659,7 @@ impl Polled for Front {
     }
 }
 
-fn definition(spec: &InstrumentSpec) -> InstrumentDefinition {
+fn instrument_definition(spec: &InstrumentSpec) -> InstrumentDefinition {
     let (tick, lot) = (spec.tick_size(), spec.lot_size());
     let mantissa = |value: types::Decimal| {
         i64::try_from(value.mantissa()).expect("a tick or lot was made from 64 bits")

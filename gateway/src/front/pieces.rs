@@ -1,6 +1,6 @@
-//! Answers longer than one message, sent as fast as the client reads: open orders, and
-//! retransmitted messages. One of each per session at a time. Each counts in the session's rate as
-//! [`RESEND_COST`] messages.
+//! Answers of many messages, sent in pieces as fast as the client reads: open orders, and
+//! retransmissions. A session has at most one of each in progress. Each is charged as
+//! [`RESEND_COST`] messages in the session's rate.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::state::State;
 use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
 use crate::market::Market;
 
-/// Most messages per retransmission: a range is read in one piece, which stays below the limit of a
-/// slow client.
+/// Maximum messages per retransmission. Bounds the memory for a range, which is read from the
+/// journal in one piece.
 pub const RANGE_MAX: u64 = 4_096;
-/// Sessions per user that are answered from the journal or the replica concurrently.
-const AT_ONCE_PER_USER: usize = 4;
+/// Maximum sessions per user with a listing or a retransmission in progress.
+const LONG_ANSWERS_PER_USER: usize = 4;
 
 /// Open orders per piece.
 const PIECE_ORDERS: usize = 1_024;
@@ -36,11 +36,11 @@ pub struct Listing {
     /// Scope: the orders of the user, or of the session alone.
     user: UserIx,
     session: Option<SessionIx>,
-    /// The orders to list, fixed by the first piece.
+    /// The orders to list, determined by the first piece.
     handles: Option<Arc<[Handle]>>,
-    /// Index of the next one.
+    /// Index of the next order in `handles`.
     next: usize,
-    /// Orders sent.
+    /// Number of orders sent.
     count: u32,
     is_fetching: bool,
 }
@@ -53,13 +53,13 @@ pub struct Range {
     last: u64,
     next: u64,
     is_fetching: bool,
-    /// What was read from the journal and not sent, from number `next` on. While there is any, it
-    /// counts as a look-up.
+    /// Messages read from the journal and not sent yet, starting with number `next`. Until they are
+    /// sent, their look-up counts as in progress.
     fetched: VecDeque<Bytes>,
 }
 
 /// The answer to a refused request for open orders.
-pub fn not_listed(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
+pub fn listing_refused(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
     OpenOrdersEnd {
         request_id: wanted.request_id,
         count: 0,
@@ -69,7 +69,7 @@ pub fn not_listed(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
 }
 
 /// The answer to a refused retransmission.
-pub fn not_sent(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
+pub fn retransmit_refused(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
     RetransmitEnd {
         request_id: wanted.request_id,
         first: wanted.first,
@@ -92,7 +92,7 @@ pub struct Piece {
 /// # Errors
 /// `NOT_READY`: the replica lags too far.
 pub async fn open_orders(market: &Market, listing: &Listing) -> Result<Piece, RejectReason> {
-    let read = market.look(|state| {
+    let read = market.query(|state| {
         let core = state.core();
         let handles = listing.handles.clone().unwrap_or_else(|| {
             let admission = core.admission();
@@ -103,7 +103,8 @@ pub async fn open_orders(market: &Market, listing: &Listing) -> Result<Piece, Re
         });
         let through = handles.len().min(listing.next + PIECE_ORDERS);
         let node_sequence = core.sequence().0;
-        // Orders that have ended since the first piece are reported by their own messages.
+        // An order that has ended since the first piece is skipped: its own messages report the
+        // end.
         let orders = handles[listing.next..through]
             .iter()
             .filter_map(|handle| state.order(*handle))
@@ -142,7 +143,7 @@ fn encoded(request_id: u32, node_sequence: u64, order: &replica::Order) -> Bytes
 impl State {
     /// Begins a listing of open orders. Returns the reason of a refusal.
     pub fn list_orders(&mut self, at: At, wanted: &OpenOrders) -> Option<RejectReason> {
-        let reason = self.take_turn(at);
+        let reason = self.admit_long_answer(at);
         let session = self.sessions.row(at);
         if reason.is_some() || session.listing.is_some() {
             return reason.or(Some(RejectReason::Busy));
@@ -162,12 +163,12 @@ impl State {
 
     /// Begins a retransmission. Returns the reason of a refusal.
     pub fn retransmit(&mut self, at: At, wanted: &Retransmit) -> Option<RejectReason> {
-        let reason = self.take_turn(at);
+        let reason = self.admit_long_answer(at);
         let session = self.sessions.row(at);
         if reason.is_some() || session.range.is_some() {
             return reason.or(Some(RejectReason::Busy));
         }
-        // Messages that were not sent to this client yet are sent anyway.
+        // Messages after `sent` will be sent to this client anyway.
         let is_range = (1..=wanted.last).contains(&wanted.first) && wanted.last <= session.sent;
         if !is_range || wanted.last - wanted.first >= RANGE_MAX {
             return Some(RejectReason::Malformed);
@@ -184,7 +185,9 @@ impl State {
         None
     }
 
-    fn take_turn(&mut self, at: At) -> Option<RejectReason> {
+    /// Checks the session's rate and the user's limit, then charges the session. Returns the reason
+    /// of a refusal.
+    fn admit_long_answer(&mut self, at: At) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
@@ -192,7 +195,7 @@ impl State {
         let user = self.sessions.row(at).user;
         let busy = self.in_pieces.iter();
         let busy = busy.filter(|other| **other != at && self.sessions.get(**other).user == user);
-        if busy.count() >= AT_ONCE_PER_USER {
+        if busy.count() >= LONG_ANSWERS_PER_USER {
             return Some(RejectReason::Busy);
         }
         self.sessions.charge(at, self.monotonic_ns, RESEND_COST);
@@ -207,8 +210,8 @@ impl State {
 }
 
 impl Front {
-    /// Sends the next pieces to clients that have read the previous ones; true if anything was
-    /// sent.
+    /// Sends the next pieces to clients that have read the previous ones. True if a retransmission
+    /// sent anything.
     pub(super) fn send_pieces(&mut self, now: Instant) -> bool {
         let mut did_work = false;
         let mut place = 0;
@@ -230,6 +233,7 @@ impl Front {
         Some(link.waiting_bytes() < RESUME_BYTES)
     }
 
+    /// Requests the next piece of a listing. Returns false: nothing is sent yet.
     fn list_more(&mut self, at: At) -> bool {
         let listing = &self.state.sessions.get(at).listing;
         if listing.as_ref().is_none_or(|one| one.is_fetching) {
@@ -254,8 +258,13 @@ impl Front {
         false
     }
 
-    /// Sends a piece of the open orders.
-    pub(super) fn take_orders(&mut self, now: Instant, at: At, piece: Result<Piece, RejectReason>) {
+    /// Sends a piece of the open orders, and the end of the listing after the last piece.
+    pub(super) fn on_open_orders(
+        &mut self,
+        now: Instant,
+        at: At,
+        piece: Result<Piece, RejectReason>,
+    ) {
         let Some(listing) = &mut self.state.sessions.row(at).listing else {
             return;
         };
@@ -290,8 +299,9 @@ impl Front {
         }
     }
 
+    /// Sends or requests the next messages of a retransmission. True if any were sent.
     fn retransmit_more(&mut self, now: Instant, at: At) -> bool {
-        // Before the connection is looked up: that costs a poll of it.
+        // Checked first, since the look-up of a connection costs a poll of it.
         if !self.may_retransmit(at) {
             return false;
         }
@@ -337,13 +347,14 @@ impl Front {
             through + 1
         };
         if is_fetched && range.fetched.is_empty() {
-            self.state.looked_up(at);
+            self.state.end_look_up(at);
         }
         self.advance(now, at, next);
         true
     }
 
-    /// False while a retransmission waits for a read of the journal, or for a look-up of its user.
+    /// False while a retransmission waits for a read of the journal, or for its user's look-up
+    /// limit.
     fn may_retransmit(&self, at: At) -> bool {
         let session = self.state.sessions.get(at);
         session.range.as_ref().is_some_and(|range| {
@@ -353,8 +364,7 @@ impl Front {
         })
     }
 
-    /// Keeps messages of the range that are no longer in memory until the client has been sent
-    /// them.
+    /// Keeps messages of the range that were read from the journal until they are sent.
     pub(super) fn on_retransmit_messages(
         &mut self,
         now: Instant,
@@ -365,7 +375,7 @@ impl Front {
         let session = self.state.sessions.row(at);
         let range = session.range.as_mut();
         let Some(range) = range.filter(|range| range.next == after + 1) else {
-            return self.state.looked_up(at);
+            return self.state.end_look_up(at);
         };
         range.is_fetching = false;
         match outcome {
@@ -380,7 +390,7 @@ impl Front {
                     _ => RejectReason::NotReady.code(),
                 });
                 session.range = None;
-                self.state.looked_up(at);
+                self.state.end_look_up(at);
                 self.send(now, at, &end.into());
             }
         }
@@ -402,7 +412,7 @@ impl Front {
 }
 
 impl Range {
-    /// What was read and not sent.
+    /// The messages that were read and not sent.
     pub fn into_fetched(self) -> VecDeque<Bytes> {
         self.fetched
     }

@@ -1,5 +1,5 @@
-//! Reports as messages of the protocol. The live path and resends from the journal share this
-//! function, so that a message has the same bytes on both paths.
+//! Converts reports to messages of the protocol. The live path and resends from the journal share
+//! [`message`], so that a message has the same bytes on both paths.
 
 use admission::{Report, ReportBody};
 use sequencer::Stamp;
@@ -9,7 +9,7 @@ use wire::{
     ServerMessage, SettlementProgress, TradeBusted, TradingHoldChanged,
 };
 
-/// Fields that the messages of a report share.
+/// Fields that are common to the messages.
 struct Head {
     node: NodeId,
     stamp: Stamp,

@@ -1,8 +1,10 @@
-//! Handles requests: rate, budget, then the ring. A request that is refused here was not seen.
+//! Handles requests: checks rate and budget, then submits to the ring. A request that is refused
+//! here is not journalled, so that its client sequence may be sent again.
 //!
-//! Connections are read whatever is in flight. A request of a user without a free slot waits in its
-//! stream for a moment and is then `BUSY`, so that a cancel after it is read (`design.md` 5). A
-//! repeat of a request that has no report yet is not answered: a refusal would deny the first one.
+//! Connections are read regardless of the requests in flight. A request of a user without a free
+//! slot waits in its stream for a moment, then it is refused as `BUSY`, so that a cancel after it
+//! is read (`design.md` 5). A repeat of a request that has no report yet gets no answer: a refusal
+//! would contradict the report of the first one.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -20,10 +22,10 @@ use super::session::{At, PARKED_MAX, Parked};
 use super::state::State;
 use super::{RESEND_COST, in_flight, limit};
 
-/// Client sequences below 2^48: enough for 89 years at 100,000 per second.
+/// Highest client sequence: enough for 89 years at 100,000 per second.
 const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
 
-/// What a refusal of the message names.
+/// The request that a refusal of the message names; `None` if the message is not a trading request.
 fn name(message: &ClientMessage) -> Option<RequestName> {
     let (kind, client_order_id, engine_order_id) = match message {
         ClientMessage::NewOrder(m) => (RequestKind::New, m.client_order_id, 0),
@@ -45,7 +47,8 @@ fn name(message: &ClientMessage) -> Option<RequestName> {
     })
 }
 
-/// An unnumbered refusal: the request was not seen.
+/// An unnumbered refusal: the request was not journalled. `limit`: depends on the reason, for
+/// `THROTTLE` microseconds to wait.
 pub fn rejected(
     now_ns: u64,
     client_seq: u64,
@@ -67,18 +70,18 @@ pub fn rejected(
     .into()
 }
 
-/// A repeated request.
+/// A repeated request whose answer is to be sent again.
 pub struct Resend {
     pub client_seq: u64,
     pub request: RequestName,
-    /// The last request of the session that was seen.
+    /// The last request of the session that was journalled.
     pub seen: u64,
     /// The answer may be read from the journal.
     pub may_look_up: bool,
 }
 
 impl State {
-    /// True while the next message of a connection waits in its stream for a slot in flight. Other
+    /// True while the next message of a connection waits in its stream for a slot. Other
     /// connections are read meanwhile.
     pub fn waits_for_slot(
         &mut self,
@@ -95,7 +98,7 @@ impl State {
         if self.in_flight.has_slot(session.user, false) {
             return false;
         }
-        // A repeat needs no slot, and a request that is parked none yet.
+        // A repeat needs no slot. A request that will be parked needs none yet.
         if session.parked.is_some() || self.is_repeat(*at, header.sequence) {
             return false;
         }
@@ -106,8 +109,8 @@ impl State {
         !self.in_flight.has_slot(user, reduces) && self.in_flight.waits(user, reduces, now)
     }
 
-    /// Handles a request: rate, limit, then the ring.
-    pub fn act(
+    /// Handles a request. An error ends the connection.
+    pub fn handle_request(
         &mut self,
         now: Instant,
         link: &mut Link<Conn>,
@@ -135,7 +138,7 @@ impl State {
         Ok(())
     }
 
-    /// Enters a session's request, or returns why it was not seen.
+    /// Submits a session's request, parks it, or answers a repeat. Returns the reason of a refusal.
     fn enter(
         &mut self,
         now: Instant,
@@ -150,7 +153,7 @@ impl State {
             message,
             ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
         );
-        // A repeat passes the rate: a THROTTLE would say that it was not seen.
+        // A repeat passes the rate: a THROTTLE would state that the first one was not journalled.
         if is_over_rate && !may_reduce && !self.is_repeat(at, client_seq) {
             self.stats.throttled.increment(1);
             return Ok(Some(RejectReason::Throttle));
@@ -173,7 +176,7 @@ impl State {
         }
         let session = self.sessions.row(at);
         if let Some(parked) = &mut session.parked {
-            // Requests stay in session order: none overtakes one that waits for identity.
+            // Requests stay in session order: none overtakes an order that waits for identity.
             if 1 + parked.len() >= PARKED_MAX {
                 return Ok(Some(RejectReason::Busy));
             }
@@ -187,12 +190,12 @@ impl State {
         Ok(self.submit_within_limit(at, request, is_over_rate))
     }
 
-    /// True for a request that was answered, or whose report follows.
+    /// True for a request that was answered or is unanswered.
     fn is_repeat(&self, at: At, client_seq: u64) -> bool {
         client_seq <= self.sessions.get(at).answered || self.is_unanswered(at, client_seq)
     }
 
-    /// True for a request that waits for identity, in the ring or in flight: its report follows.
+    /// True for a request that is parked or in flight: its report follows.
     fn is_unanswered(&self, at: At, client_seq: u64) -> bool {
         let session = self.sessions.get(at);
         let is_parked = session.parked.as_ref().is_some_and(|parked| {
@@ -204,11 +207,11 @@ impl State {
         is_parked || session.unanswered.contains(client_seq)
     }
 
-    /// Sends the original answer to a request under its number: from the window, else after a
-    /// lookup. Returns the reason of a refusal.
+    /// Sends the original answer to a request again, under its number: from the window, else after
+    /// a look-up in the journal. Returns the reason of a refusal.
     ///
-    /// Past the rate nothing is looked up: lookups read the journal, which logins and resumes read
-    /// too.
+    /// Above the session's rate there is no look-up, since look-ups compete with resumes for reads
+    /// of the journal.
     pub fn resend_answer(
         &mut self,
         now: Instant,
@@ -221,8 +224,7 @@ impl State {
         let (session, pool) = self.sessions.parts(at);
         let owner = session.owner?;
         if let Some(number) = session.window.answer(pool, client_seq) {
-            // A message that is not durable, or on its way to a client that catches up, is sent
-            // anyway.
+            // A message that is not durable yet, or that a resume has not reached, is sent anyway.
             if number <= session.released
                 && (session.is_following || number <= session.sent)
                 && let Some(link) = link
@@ -248,20 +250,21 @@ impl State {
         (!is_asked).then_some(RejectReason::AlreadySeen)
     }
 
-    /// Submits a request. An order above the budget goes to identity first, and its session waits.
+    /// Submits a request. Identity first checks an order above the budget estimate; the session's
+    /// later requests wait meanwhile. Returns the reason of a refusal.
     pub fn submit_within_limit(
         &mut self,
         at: At,
         request: Request,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
-        // Past the rate it is a repeat, which needs no check, or is refused.
+        // Above the rate the order is a repeat, which needs no check, or the hot thread refuses it.
         if let Request::New(new) = &request
             && !is_over_rate
         {
             let session = self.sessions.row(at);
             if !self.in_flight.has_slot(session.user, false) {
-                // Before the budget, which a refused order must not reduce.
+                // Checked before the budget, which a refused order must not reduce.
                 return Some(RejectReason::Busy);
             }
             let spec = self.specs.get(new.instrument.index());
@@ -285,7 +288,7 @@ impl State {
         self.submit(at, &request, is_over_rate)
     }
 
-    /// Puts a request into the ring, or returns why it cannot.
+    /// Submits a request to the ring. Returns the reason of a refusal.
     pub fn submit(
         &mut self,
         at: At,
@@ -297,13 +300,13 @@ impl State {
         if !self.in_flight.has_slot(user, reduces) {
             return Some(RejectReason::Busy);
         }
-        let asked = Submission {
+        let submission = Submission {
             tag: in_flight::tag(user, session.epoch),
             epoch: session.epoch,
             received_ns: self.now_ns,
             is_over_rate,
         };
-        match self.ring.submit(asked, request) {
+        match self.ring.submit(submission, request) {
             Ok(()) => {
                 self.in_flight.begin(user, reduces);
                 if let Some((_, client_seq)) = request.client() {

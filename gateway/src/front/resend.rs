@@ -1,5 +1,5 @@
-//! Rebuilds messages that have left the windows from the journal. Reads block: they run on threads
-//! of their own, few at a time, each from the newest checkpoint before its target.
+//! Rebuilds messages that have left the windows from the journal. See [`crate::resend_source`] for
+//! the cost.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use wire::{DisconnectCode, ServerMessage, encode};
 use crate::market::Market;
 use crate::resend_source::{ResendError, ResendSource};
 
-/// Messages per piece.
+/// Maximum messages per read.
 const PIECE_MESSAGES: usize = 16_384;
 
-/// The messages of a session after a number up to `through`, or the first piece of them.
+/// The messages of a session after `after` through `through`, at most [`PIECE_MESSAGES`]. The
+/// error is the code to end the session with.
 pub async fn messages(
     market: &Arc<Market>,
     session: SessionIx,
@@ -38,11 +39,11 @@ pub async fn messages(
             .await
     };
     match reading.await {
-        // What is durable is in the journal, unless the journal was truncated.
+        // Durable messages are in the journal unless it was truncated.
         Ok(found) if found.is_empty() => Err(DisconnectCode::MessagesRemoved),
         Ok(found) => Ok(found),
         Err(error) if error.is_removed() => Err(DisconnectCode::MessagesRemoved),
-        Err(ResendError::GivenUp) => Err(DisconnectCode::Shutdown),
+        Err(ResendError::Aborted) => Err(DisconnectCode::Shutdown),
         Err(error) => {
             tracing::error!(%error, "cannot read the journal: session not resumed");
             Err(DisconnectCode::Internal)
@@ -50,7 +51,7 @@ pub async fn messages(
     }
 }
 
-/// The message that answered a request; `None` when it is no longer kept.
+/// The message that answered a request; `None` when the journal no longer has it or cannot be read.
 pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -> Option<Bytes> {
     let reading = async {
         let is_before = move |last: &dyn Fn(SessionIx) -> (u64, u64)| last(session).1 < client_seq;

@@ -1,12 +1,15 @@
-//! Resumes: a client that has come back is sent the messages it lacks, as fast as it reads.
+//! Resumes: a client that logs in again is sent the messages that it lacks, as fast as it reads.
 //!
-//! Sessions take turns, a bounded number per round. A session that sent something has its next turn
-//! in the next round. One that waits, for free space of its connection or for a look-up of its
-//! user, is tried again after something has arrived; one whose messages are being read from the
-//! journal has no turn until they are here.
+//! Sessions take turns, a bounded number per round:
 //!
-//! What was read is kept until the client has been sent all of it, and counts as one of the user's
-//! look-ups until then: for a client that reads nothing is read twice, and the memory is bounded.
+//! - A session that was sent messages has a turn in the next round too.
+//! - A session that waits for space in its connection, or for its user's look-up limit, has its
+//!   next turn after a round in which the front did other work.
+//! - A session whose messages are being read from the journal has no turn until they arrive.
+//!
+//! Messages read from the journal are kept until all are sent. Their look-up counts as in progress
+//! until then, which bounds the memory. If the client reads nothing for [`FETCHED_KEPT`], they are
+//! dropped and read again later.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,21 +23,23 @@ use super::session::At;
 use super::state::State;
 use super::{Front, RESUME_BYTES, RESUME_MESSAGES};
 
-/// Turns per round of sessions that may send, and of those that wait: a round of the front may run
-/// on the hot thread.
+/// Turns per round of ready sessions, and of waiting sessions. Bounds a round of the front, which
+/// may run on the hot thread.
 const READY_TURNS: usize = 16;
 const WAITING_TURNS: usize = 8;
-/// How long what was read is kept for a client that reads nothing: then it is read again when the
-/// client has free space. Others need the memory and the look-up.
+/// How long messages read from the journal are kept for a client that reads nothing. After that
+/// their memory and look-up are free for others.
 const FETCHED_KEPT: Duration = Duration::from_secs(5);
 
 /// Outcome of a session's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// It was sent something and lacks more.
+    /// Messages were sent, and more are missing.
     Sent,
+    /// The session waits for space in its connection or for its user's look-up limit.
     Waits,
-    /// No turn follows: it lacks nothing, its client is gone, or its messages are being read.
+    /// The session leaves the queue: nothing is missing, the client is gone, or messages are being
+    /// read.
     Over,
 }
 
@@ -43,7 +48,7 @@ enum Turn {
 pub struct Resuming {
     ready: VecDeque<At>,
     waiting: VecDeque<At>,
-    /// The first ones of `waiting`: not tried since something arrived.
+    /// Number of sessions at the front of `waiting` that have had no turn since the last `retry`.
     untried: usize,
 }
 
@@ -56,12 +61,12 @@ impl Resuming {
         self.ready.push_back(at);
     }
 
-    /// Something has arrived: each waiting session may be able to send.
+    /// Makes each waiting session have a turn. Call it after other work of the front.
     pub fn retry(&mut self) {
         self.untried = self.waiting.len();
     }
 
-    /// Gives sessions their turns; true while another round may send something.
+    /// Runs the turns of one round. True while another round may send something.
     fn round(&mut self, mut turn: impl FnMut(At) -> Turn) -> bool {
         let ready = self.ready.len().min(READY_TURNS);
         let waiting = self.untried.min(WAITING_TURNS);
@@ -91,7 +96,7 @@ impl State {
         }
     }
 
-    /// Asks for the messages before the session's window; false when it has to wait.
+    /// Requests the messages before the session's window. False when the session has to wait.
     fn fetch(&mut self, at: At) -> bool {
         let session = self.sessions.row(at);
         let front_request = FrontRequest::Messages {
@@ -107,8 +112,7 @@ impl State {
 }
 
 impl Front {
-    /// Sends clients that have come back the next messages they lack; true while there may be more
-    /// to send.
+    /// Runs one round of resumes. True while another round may send something.
     pub(super) fn resume(&mut self, now: Instant) -> bool {
         let mut resuming = std::mem::take(&mut self.state.resuming);
         let may_send = resuming.round(|at| {
@@ -124,12 +128,12 @@ impl Front {
 
     fn resume_one(&mut self, now: Instant, at: At) -> Turn {
         let session = self.state.sessions.get(at);
-        let is_waited_for = !session.is_following && !session.is_fetching;
-        let Some(owner) = session.owner.filter(|_| is_waited_for) else {
+        let lacks_messages = !session.is_following && !session.is_fetching;
+        let Some(owner) = session.owner.filter(|_| lacks_messages) else {
             return Turn::Over;
         };
         let is_older = session.fetched.is_empty() && session.sent + 1 < session.window.first();
-        // Before the connection is looked up: that costs a poll of it.
+        // Checked first, since the look-up of a connection costs a poll of it.
         if is_older && !self.state.may_look_up(session.user) {
             return Turn::Waits;
         }
@@ -156,7 +160,7 @@ impl Front {
             };
         }
         let (session, pool) = self.state.sessions.parts(at);
-        // Of what was read, only what the front has released too.
+        // Messages read from the journal may be newer than the last that this front has released.
         let through = session.released.min(session.sent + RESUME_MESSAGES as u64);
         let is_fetched = !session.fetched.is_empty();
         if is_fetched {
@@ -176,7 +180,7 @@ impl Front {
         let is_over = session.is_following;
         if is_fetched && (is_over || session.fetched.is_empty()) {
             session.fetched = VecDeque::new();
-            self.state.looked_up(at);
+            self.state.end_look_up(at);
         }
         match is_over {
             true => Turn::Over,
@@ -184,8 +188,9 @@ impl Front {
         }
     }
 
-    /// Keeps messages from before the window until the client has been sent them.
-    pub(super) fn take_messages(
+    /// Keeps messages that were read from the journal until they are sent. Ends the session if the
+    /// read failed.
+    pub(super) fn on_resume_messages(
         &mut self,
         now: Instant,
         at: At,
@@ -200,12 +205,12 @@ impl Front {
                     session.fetched = messages.into();
                     session.fetched_at = now;
                 } else {
-                    self.state.looked_up(at);
+                    self.state.end_look_up(at);
                 }
                 self.state.begin_resume(at);
             }
             Err(code) => {
-                self.state.looked_up(at);
+                self.state.end_look_up(at);
                 self.end_session(now, at, code);
             }
         }
@@ -216,8 +221,8 @@ impl Front {
 mod tests {
     use super::*;
 
-    /// A round costs a bounded number of turns however many sessions wait, the one that can send
-    /// has a turn in each, and all that wait are tried once after something has arrived.
+    /// A round has a bounded number of turns however many sessions wait. The session that can send
+    /// has a turn in each round. Each waiting session has one turn per `retry`.
     // rows: R343
     #[test]
     fn r343_a_round_of_resumes_has_a_bounded_number_of_turns() {
@@ -243,7 +248,7 @@ mod tests {
             round(&mut resuming, &mut turns);
         }
         assert!(turns[..WAITING].iter().all(|turns| *turns == 1));
-        // Nothing has arrived: the others have no turn.
+        // Without `retry` the waiting sessions have no turn.
         for nth in 1..10 {
             assert_eq!(turns[WAITING], nth);
             round(&mut resuming, &mut turns);

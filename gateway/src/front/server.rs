@@ -1,4 +1,4 @@
-//! Assembles the front: socket, certificate, rings, and the tasks that answer it.
+//! Assembles the front: socket, certificate, rings, and the tasks that answer its requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use types::{InstrumentSpec, Sequence, UserIx};
 
 use super::desk::{Desk, Failures, FrontMessage, FrontQueue, request_channel};
 use super::session::Member;
-use super::state::{RING, State};
+use super::state::{RING_CAPACITY, State};
 use super::{Conn, Front, tls};
 use crate::Error;
 use crate::market::Market;
@@ -25,12 +25,12 @@ use crate::market::Market;
 pub const GOODBYE: Duration = Duration::from_secs(2);
 /// Unread request bytes per connection.
 const RECEIVE_WINDOW: u32 = 512 << 10;
-/// Report bytes per connection that may be in flight.
+/// Maximum bytes per connection that are sent and not acknowledged.
 const SEND_WINDOW: u64 = 4 << 20;
 /// Users per message to the front, which may run on the hot thread.
 const MEMBERS_MAX: usize = 256;
 const MEMBERS_PAUSE: Duration = Duration::from_millis(1);
-/// How long a front on its own thread spins after the last work.
+/// How long a front on its own thread spins after the last work before it parks.
 const SPIN: Duration = Duration::from_millis(2);
 
 /// A bound socket, before it accepts connections.
@@ -40,7 +40,7 @@ pub struct Bound {
     fingerprint: String,
 }
 
-/// Signals the end of the front.
+/// A front that signals its end by dropping `_ended`.
 struct Watched {
     front: Front,
     _ended: oneshot::Sender<()>,
@@ -109,12 +109,15 @@ impl Bound {
         let parker = front_queue.parker().clone();
         let failures = Arc::new(Failures::default());
         let (requests, received) = request_channel();
-        let ring = market.port.rings(RING, parker.clone()).map_err(ended)?;
+        let ring = market
+            .port
+            .rings(RING_CAPACITY, parker.clone())
+            .map_err(ended)?;
         market.commit.wake(parker.clone());
         let (ended_tx, mut has_ended) = oneshot::channel();
         let state = State::new(market.clone(), requests, ring, failures.clone());
         let specs = state.specs.clone();
-        // Before the first login: a change that the opening of a session does not have is later.
+        // Subscribed before the first login, so that no change after an opening is missed.
         let changes = market.replica.names().member_changes();
         let front = Front {
             endpoint: self.endpoint,
@@ -191,7 +194,7 @@ async fn follow_instruments(
     }
 }
 
-/// Sends the front the members with sessions whose bounds or group change.
+/// Sends the front each member with sessions whose bounds or group change.
 async fn follow_members(
     market: &Market,
     front_queue: &FrontQueue,
@@ -200,7 +203,7 @@ async fn follow_members(
     loop {
         let changed = match changes.recv().await {
             Ok(of) => of,
-            // Some changes are missed: send every member.
+            // Some changes were missed: send every member.
             Err(RecvError::Lagged(_)) => BoundsOf::Node,
             Err(RecvError::Closed) => return,
         };
@@ -208,13 +211,13 @@ async fn follow_members(
         for some in members.chunks(MEMBERS_MAX) {
             let message = FrontMessage::Members(as_of, some.to_vec());
             front_queue.send(message).await;
-            // The front handles its whole queue in a round.
+            // The front drains its queue in each round. The pause bounds the work of a round.
             tokio::time::sleep(MEMBERS_PAUSE).await;
         }
     }
 }
 
-/// The last command, and the members with sessions that the bounds concern.
+/// The members with sessions that a change of bounds concerns, and the sequence of the state.
 fn members(state: &replica::State, of: BoundsOf) -> (Sequence, Vec<Member>) {
     let admission = state.core().admission();
     let users = match of {

@@ -1,5 +1,5 @@
-//! The front's state of a session: its window, its owner, and its rate. It outlives connections: a
-//! client that comes back finds window and rate as they were.
+//! The front's state of a session: its window, its owner and its rate. The state outlives
+//! connections: window and rate continue after a reconnect.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -36,16 +36,16 @@ pub struct Owner {
     pub channel: u16,
 }
 
-/// A request that waits for its session's limit check.
+/// A request that waits until identity has checked an earlier order of its session.
 pub struct Parked {
     pub client_seq: u64,
     pub message: ClientMessage,
-    /// It arrived past the rate.
+    /// The session was above its rate when the request arrived.
     pub is_over_rate: bool,
 }
 
-/// Requests per session that may wait for identity, the order that is checked included; more are
-/// `BUSY`.
+/// Maximum requests per session that wait for identity, including the order that is checked.
+/// Further requests are refused as `BUSY`.
 pub const PARKED_MAX: usize = 64;
 
 pub struct Session {
@@ -60,40 +60,40 @@ pub struct Session {
     pub released: u64,
     /// Number of the last message sent to the owner's connection.
     pub sent: u64,
-    /// The owner has every durable message: new ones are sent as they become durable.
+    /// The owner was sent every durable message. New messages are sent when they become durable.
     pub is_following: bool,
     pub owner: Option<Owner>,
-    /// The last request that has been answered.
+    /// Client sequence of the last request that was answered.
     pub answered: u64,
-    /// Requests in the ring or in flight. Their repeats are not submitted.
+    /// Requests in flight. Their repeats are not submitted.
     pub unanswered: Unanswered,
     pub rate: Rate,
     pub budget: Arc<Budget>,
-    /// Set while an order above the budget is with identity: later requests wait here.
+    /// Set while identity checks an order above the budget estimate. Later requests wait here.
     pub parked: Option<VecDeque<Parked>>,
     /// A `SetTradingHold` is in progress: one at a time.
     pub is_setting_hold: bool,
-    /// A piece of older messages was requested.
+    /// A read of messages before the window was requested for the resume.
     pub is_fetching: bool,
-    /// What is left of that piece, from number `sent` + 1 on. While there is any, it counts as a
-    /// look-up.
+    /// Messages that were read and not sent yet, starting with number `sent + 1`. Until they are
+    /// sent, their look-up counts as in progress.
     pub fetched: VecDeque<Bytes>,
-    /// When they were read or sent last, or the client has read something last.
+    /// When `fetched` was last filled or sent from, or the client last read bytes.
     pub fetched_at: Instant,
-    /// Bytes that its connection had not read at its last turn.
+    /// Unsent bytes of the connection at the session's last turn.
     pub unread: usize,
     /// Queued among the resuming sessions.
     pub is_resuming: bool,
-    /// Open orders that the client has requested.
+    /// The listing of open orders in progress.
     pub listing: Option<Listing>,
-    /// Retransmission that the client has requested.
+    /// The retransmission in progress.
     pub range: Option<Range>,
     /// The last balance change sent to the client.
     pub balances_through: u64,
-    /// Queued among the sessions whose windows are evicted first: of all users, and of its own.
+    /// Queued in `Sessions::idle`, and in the user's `idle`.
     pub is_idle: bool,
     pub is_idle_of_user: bool,
-    /// Queued among the sessions that keep their user above its share.
+    /// Queued in `Sessions::surplus`.
     pub is_surplus: bool,
 }
 
@@ -144,7 +144,7 @@ impl Session {
     }
 
     fn new_order(&self, client_seq: u64, m: &wire::NewOrder) -> Result<NewRequest, BadField> {
-        // Only the platform's own setting allows self-trades, never a client.
+        // A client may not switch off self-trade prevention.
         if m.stp == StpMode::None || m.flags & !ORDER_POST_ONLY != 0 || m.client_order_id == 0 {
             return Err(BadField);
         }
@@ -182,7 +182,7 @@ impl Session {
         };
         Ok(Request::MassCancel(MassCancelRequest {
             scope,
-            // `wire::ALL_INSTRUMENTS` is the index that means none.
+            // `wire::ALL_INSTRUMENTS` equals `InstrumentIx::NONE`, as asserted below.
             instrument: InstrumentIx(m.instrument),
             side,
             reason: CancelReason::MassCancel,
@@ -217,28 +217,28 @@ pub struct User {
     pub rate: Rate,
     pub group: MemberGroup,
     pub rates: Rates,
-    /// The command as of which group and rates are known.
+    /// The sequence as of which group and rates are known.
     known_at: Sequence,
     pub sessions: Vec<At>,
-    /// Those without a connection, longest first.
+    /// Sessions without a connection, longest idle first.
     idle: VecDeque<At>,
     pub unsent: Unsent,
 }
 
-/// Every session that has been open at this front.
+/// Every session that was opened at this front.
 pub struct Sessions {
     rows: Vec<Session>,
-    /// By session index: 0 for none, else the row's index + 1.
+    /// By session index: 0 for none, else the index in `rows` + 1.
     places: Vec<u32>,
     pub users: HashMap<UserIx, User>,
-    /// Rate of each group's members together.
+    /// Rate of all members of a group together.
     pub groups: HashMap<MemberGroup, Rate>,
     pub pool: PagePool,
-    /// Sessions without a connection, longest first: their windows are evicted first.
+    /// Sessions without a connection, longest idle first. Their windows are evicted first.
     idle: VecDeque<At>,
-    /// Sessions of users above their share that had nothing to drop.
+    /// Sessions of users above their share that had no message to drop when they grew.
     surplus: VecDeque<At>,
-    /// Messages kept per session.
+    /// Maximum messages kept per session.
     messages_max: usize,
 }
 
@@ -256,6 +256,7 @@ impl Sessions {
         }
     }
 
+    /// The front's index of a session; `None` if it was not opened here.
     #[inline]
     pub fn at(&self, session: SessionIx) -> Option<At> {
         let place = *self.places.get(session.index())?;
@@ -276,14 +277,15 @@ impl Sessions {
         &self.rows[at]
     }
 
-    /// Row and pool, borrowed together.
+    /// A session and the pool, borrowed together.
     #[inline]
     pub fn parts(&mut self, at: At) -> (&mut Session, &mut PagePool) {
         (&mut self.rows[at], &mut self.pool)
     }
 
-    /// The index of a session that has just been opened. Adds the session if it is new here.
-    pub fn place(&mut self, opened: &sequencer::Opened, make: impl FnOnce() -> Session) -> At {
+    /// Applies the opening of a session: adds the session if it is new here, and updates its user.
+    /// Returns the session's index.
+    pub fn on_opened(&mut self, opened: &sequencer::Opened, make: impl FnOnce() -> Session) -> At {
         let (user, group, rates) = (opened.user, opened.group, opened.rates);
         self.set_members(opened.epoch, &[Member { user, group, rates }]);
         if let Some(at) = self.at(opened.session) {
@@ -302,8 +304,8 @@ impl Sessions {
         at
     }
 
-    /// Applies the members' data as of a command, unless newer data is known. A user may be unknown
-    /// here: the report of its opening may be waiting in the ring.
+    /// Applies the members' data as of a sequence, unless newer data is known. Adds unknown users:
+    /// the report of their session's opening may still be in the ring.
     pub fn set_members(&mut self, as_of: Sequence, members: &[Member]) {
         for member in members {
             let user = self.users.entry(member.user).or_default();
@@ -314,7 +316,8 @@ impl Sessions {
         }
     }
 
-    /// True within the rates of the session, of its user over all sessions, and of its group.
+    /// True if the rates of the session, of its user over all sessions, and of its group admit a
+    /// message.
     #[inline]
     pub fn is_in_rate(&mut self, at: At, now_ns: u64) -> bool {
         let session = &mut self.rows[at];
@@ -330,7 +333,7 @@ impl Sessions {
         group.admit(now_ns, rates.group)
     }
 
-    /// Time until all three rates admit the session's next request.
+    /// Nanoseconds until all three rates admit the session's next request.
     pub fn wait_ns(&mut self, at: At, now_ns: u64) -> u64 {
         let session = &self.rows[at];
         let user = self.users.entry(session.user).or_default();
@@ -342,15 +345,16 @@ impl Sessions {
         of_session.max(of_user).max(of_group)
     }
 
-    /// Charges the session's rate `messages` more for an expensive request.
+    /// Charges the session's rate `messages` additional messages for an expensive request.
     pub fn charge(&mut self, at: At, now_ns: u64, messages: u64) {
         let session = &mut self.rows[at];
         let rates = self.users.entry(session.user).or_default().rates;
         session.rate.charge(now_ns, rates.session, messages);
     }
 
-    /// Keeps the next message of a session within the limits of the session, its user and the pool.
-    /// Cost: constant, amortized: a session is queued at most once per page and disconnect.
+    /// Keeps the next message of a session, and drops messages to stay within the limits of
+    /// session, user and pool. Cost: amortized constant, since a session is queued at most once per
+    /// page and disconnect.
     #[inline]
     pub fn keep(&mut self, at: At, number: u64, message: &wire::ServerMessage, answers: u64) {
         let (session, pool) = (&mut self.rows[at], &mut self.pool);
@@ -365,13 +369,13 @@ impl Sessions {
         }
     }
 
-    /// Keeps a user within its share of the pool: the windows of its own idle sessions go first,
-    /// longest idle first, then the oldest messages of the growing one.
+    /// Keeps a user within its share of the pool. Evicts the windows of the user's idle sessions,
+    /// longest idle first, then the oldest messages of the growing session.
     fn limit_user(&mut self, at: At) {
         let session = &self.rows[at];
         let user = session.user;
         if session.owner.is_none() {
-            // Without a connection it grows too: it can be evicted again.
+            // An idle session can grow. It then has messages that can be evicted again.
             self.queue_idle(at);
         }
         if self.pool.used(user) <= self.pool.share() {
@@ -393,14 +397,15 @@ impl Sessions {
         }
     }
 
-    /// Pages of a user's share: a part of the pool, but one for each session.
+    /// Pages of a user's share: a fraction of the pool, but at least one per session.
     fn share(&mut self, user: UserIx) -> usize {
         let sessions = self.user(user).sessions.len();
         self.pool.share().max(sessions)
     }
 
-    /// Evicts windows while the pool is full, for a user within its share: what users above theirs
-    /// can spare, then the windows of idle sessions, longest first. Else the growing one shrinks.
+    /// Evicts windows while the pool is full, if the growing session's user is within its share:
+    /// first messages of users above their share, then windows of idle sessions, longest idle
+    /// first. If the pool stays full, the growing session drops its oldest page.
     #[cold]
     fn evict(&mut self, at: At) {
         let user = self.rows[at].user;
@@ -440,6 +445,7 @@ impl Sessions {
         }
     }
 
+    /// Queues a session for eviction.
     fn queue_idle(&mut self, at: At) {
         let session = &mut self.rows[at];
         if !mem::replace(&mut session.is_idle, true) {
@@ -452,8 +458,8 @@ impl Sessions {
         }
     }
 
-    /// Marks a session that has lost its connection.
-    pub fn idle(&mut self, at: At) {
+    /// Marks a session that has no connection any more, and drops its pending work.
+    pub fn mark_idle(&mut self, at: At) {
         let session = &mut self.rows[at];
         session.owner = None;
         session.is_following = false;
@@ -463,8 +469,8 @@ impl Sessions {
         self.queue_idle(at);
     }
 
-    /// Drops the window of a session that the journal has forgotten. Its row stays until the next
-    /// start: messages and answers under way name it, and must not reach another session.
+    /// Drops the window of a session that the journal has forgotten. The row stays until the next
+    /// start: messages in the queues contain its index and must not reach another session.
     pub fn forget(&mut self, at: At) {
         let row = &mut self.rows[at];
         row.window.clear(&mut self.pool, u64::MAX);
@@ -480,13 +486,14 @@ impl Sessions {
     }
 }
 
-/// Drops the oldest page of a session's window; false when it has none that may go.
+/// Drops the oldest page of a session's window. False when the page must stay.
 fn shrink(session: &mut Session, pool: &mut PagePool) -> bool {
     let through = session.released.min(sent_through(session));
     session.window.shrink(pool, through)
 }
 
-/// Last message that may leave the window: a client's unsent ones stay, the journal has the others.
+/// Last message that may leave the window. Messages that a following client was not sent yet stay.
+/// Older ones can be read from the journal.
 fn sent_through(session: &Session) -> u64 {
     match session.owner {
         Some(_) if session.is_following => session.sent,

@@ -1,5 +1,5 @@
-//! The front without its connections: sessions, the hot thread's ring, messages that wait for
-//! durability.
+//! The front's state without the connections: sessions, the hot thread's ring, messages that wait
+//! for durability.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -24,17 +24,18 @@ use super::session::{At, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
 
-/// Capacity of the ring for requests, and for reports.
-pub const RING: usize = 4_096;
-/// Look-ups in the journal per user at the same time.
-const LOOKED_UP_PER_USER: usize = 8;
-/// Openings and ends of sessions in the ring. Together they fit the part of it that requests leave.
-const OPENINGS_MAX: usize = RING / 16;
-const CLOSINGS_MAX: usize = RING / 16;
+/// Capacity of the request ring and of the report ring.
+pub const RING_CAPACITY: usize = 4_096;
+/// Maximum concurrent look-ups in the journal per user.
+const LOOK_UPS_PER_USER: usize = 8;
+/// Maximum session openings, and maximum closings, in the ring. Together they fit the slots that
+/// requests leave free (`REDUCTIONS_MAX`).
+const OPENINGS_MAX: usize = RING_CAPACITY / 16;
+const CLOSINGS_MAX: usize = RING_CAPACITY / 16;
 /// Bit in the tags of requests that close sessions.
 const CLOSING: u64 = 1 << 63;
 
-/// What is sent once its command is durable.
+/// Work to do once a command is durable.
 #[derive(Clone, Copy)]
 pub enum Due {
     /// The next message of this session.
@@ -50,7 +51,7 @@ pub struct Pending {
     pub opened: Option<Opened>,
 }
 
-/// The end of a session, to be journalled.
+/// A `CloseSession` to be journalled.
 #[derive(Clone, Copy)]
 struct Closing {
     session: SessionIx,
@@ -58,7 +59,7 @@ struct Closing {
     keep_orders: bool,
 }
 
-/// Metrics. Looked up once, so that counting is one addition.
+/// Metrics. The handles are looked up once, so that counting is one addition.
 pub struct Counters {
     pub requests: Counter,
     pub throttled: Counter,
@@ -68,7 +69,7 @@ pub struct Counters {
     pub look_ups: Counter,
     pub logins: Counter,
     pub slow_consumers: Counter,
-    /// UDP packets of connections. A lost one is sent again.
+    /// UDP packets of connections. QUIC resends the data of a lost packet.
     pub packets_sent: Counter,
     pub packets_lost: Counter,
 }
@@ -95,9 +96,11 @@ pub struct State {
     pub ring: RingPort,
     pub in_flight: InFlight,
     pub sessions: Sessions,
-    /// In journal order.
+    /// Work that waits for durability, in journal order.
     pub due: VecDeque<(Sequence, Due)>,
+    /// Logins whose opening is in flight, by tag.
     pub logins: HashMap<u64, Pending>,
+    /// Last tag of an opening or a closing.
     tag: u64,
     /// Orders that wait for identity, by session.
     pub limited: HashMap<At, NewRequest>,
@@ -107,19 +110,21 @@ pub struct State {
     pub in_pieces: Vec<At>,
     /// Users with sessions that lack ledger balances.
     pub with_balances: VecDeque<UserIx>,
-    looked_up: LookUps,
+    look_ups: LookUps,
+    /// Closings that are not submitted yet.
     closings: VecDeque<Closing>,
-    /// Closings in the ring, by tag.
+    /// Submitted closings, by tag.
     closing: HashMap<u64, Closing>,
     pub specs: Vec<InstrumentSpec>,
     pub failures: Arc<Failures>,
+    /// Number of connections by address.
     pub addresses: HashMap<IpAddr, u32>,
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
     /// Monotonic nanoseconds, for rates.
     pub monotonic_ns: u64,
-    /// Deadline of the last reports, set when the platform stops.
+    /// Set when the platform stops: how long the front waits for the last reports.
     pub stopping: Option<Instant>,
     /// The trading path accepts no more requests.
     pub has_ended: bool,
@@ -149,7 +154,7 @@ impl State {
             resuming: Resuming::default(),
             in_pieces: Vec::new(),
             with_balances: VecDeque::new(),
-            looked_up: LookUps::default(),
+            look_ups: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
@@ -163,26 +168,26 @@ impl State {
         }
     }
 
-    /// True when nothing is in flight: no request, no message that is not durable, no login.
+    /// True when no request, message or login waits for the trading path, or when that has ended.
     pub fn is_quiet(&self) -> bool {
         let is_quiet = self.in_flight.is_empty() && self.due.is_empty() && self.logins.is_empty();
         self.has_ended || is_quiet
     }
 
-    /// True when every session that has ended here is closed in the journal.
+    /// True when every queued closing is accepted, or when the trading path has ended.
     pub fn has_closed(&self) -> bool {
         self.has_ended || (self.closings.is_empty() && self.closing.is_empty())
     }
 
-    pub fn instrument(&mut self, spec: InstrumentSpec) {
+    /// Adds or replaces an instrument.
+    pub fn set_instrument(&mut self, spec: InstrumentSpec) {
         match self.specs.get_mut(spec.ix.index()) {
             Some(known) => *known = spec,
             None => self.specs.push(spec),
         }
     }
 
-    /// Submits the opening of a session that passed every check. False when the ring refuses it
-    /// now.
+    /// Submits the opening of a session. False when the ring, or its share for openings, is full.
     pub fn open(&mut self, to: (Key, u16), admitted: Box<Admitted>) -> bool {
         self.tag += 1;
         let request = Request::OpenSession(SessionRequest {
@@ -191,12 +196,12 @@ impl State {
             stp_group: admitted.stp_group,
             cancel_on_disconnect: admitted.cancel_on_disconnect,
         });
-        let asked = Submission {
+        let submission = Submission {
             tag: self.tag,
             received_ns: self.now_ns,
             ..Submission::default()
         };
-        if self.logins.len() >= OPENINGS_MAX || self.ring.submit(asked, &request).is_err() {
+        if self.logins.len() >= OPENINGS_MAX || self.ring.submit(submission, &request).is_err() {
             return false;
         }
         let pending = Pending {
@@ -208,18 +213,19 @@ impl State {
         true
     }
 
-    /// Handles a session that has lost its connection or was logged out.
-    pub fn lose(&mut self, at: At, keep_orders: bool) {
+    /// Detaches a session from its connection, which was lost or logged out, and queues its
+    /// closing.
+    pub fn detach(&mut self, at: At, keep_orders: bool) {
         let session = self.sessions.row(at);
         let (ix, epoch) = (session.ix, session.epoch);
         self.drop_pieces(at);
-        self.sessions.idle(at);
+        self.sessions.mark_idle(at);
         self.limited.remove(&at);
         self.close(ix, epoch, keep_orders);
     }
 
-    /// Queues the disconnect of a login as a command, so that the journal holds it and replay
-    /// repeats it.
+    /// Queues a `CloseSession` for a login. The disconnect is journalled so that a replay repeats
+    /// it.
     pub fn close(&mut self, session: SessionIx, epoch: Sequence, keep_orders: bool) {
         self.closings.push_back(Closing {
             session,
@@ -228,7 +234,7 @@ impl State {
         });
     }
 
-    /// Submits the session ends that are still queued.
+    /// Submits queued closings while the ring has space for them.
     pub fn submit_closings(&mut self) -> bool {
         let mut did_work = false;
         while let Some(closing) = self.closings.front().copied()
@@ -240,12 +246,12 @@ impl State {
                 epoch: Some(closing.epoch),
                 keep_orders: closing.keep_orders,
             };
-            let asked = Submission {
+            let submission = Submission {
                 tag: CLOSING | self.tag,
                 ..Submission::default()
             };
-            match self.ring.submit(asked, &request) {
-                Ok(()) => drop(self.closing.insert(asked.tag, closing)),
+            match self.ring.submit(submission, &request) {
+                Ok(()) => drop(self.closing.insert(submission.tag, closing)),
                 Err(SubmitError::Busy) => break,
                 // The next start treats every session as disconnected.
                 Err(_) => self.has_ended = true,
@@ -256,7 +262,8 @@ impl State {
         did_work
     }
 
-    /// Reads the available reports. `actions` receives what a client is sent at once.
+    /// Reads the available reports. Adds to `actions` what is sent to clients without waiting for
+    /// durability.
     pub fn read_reports(&mut self, actions: &mut Vec<ClientAction>) -> bool {
         let Self {
             market,
@@ -296,10 +303,10 @@ impl State {
                 if let Some(ended) = closing.remove(tag) {
                     closings.extend((*reason == SubmitError::Busy).then_some(ended));
                 } else if logins.contains_key(tag) {
-                    actions.push(ClientAction::NotOpened(*tag, *reason));
+                    actions.push(ClientAction::OpenRefused(*tag, *reason));
                 } else if let Some(user) = in_flight::user_of(*tag) {
                     in_flight.end(user);
-                    let refused = not_seen(sessions, *session, *tag, *client_seq, *reason);
+                    let refused = on_not_submitted(sessions, *session, *tag, *client_seq, *reason);
                     actions.extend(refused.map(|(at, reason)| {
                         ClientAction::Refused(at, *client_seq, *request, reason)
                     }));
@@ -307,7 +314,7 @@ impl State {
             }
             Report::Opened(opened) => {
                 due.push_back((opened.epoch, Due::Login(opened.tag)));
-                // Now: the next report may be a message of the session.
+                // At once, since the next report may be a message of the session.
                 note_opened(opened, logins, sessions);
             }
             Report::Submitted { tag, .. } => {
@@ -331,9 +338,9 @@ impl State {
     }
 }
 
-/// Records that a request is not in the journal. Returns its session and the reason for its client:
-/// of an earlier login's request, that the login has ended.
-fn not_seen(
+/// Records that a request was not journalled, so that it may be sent again. Returns its session and
+/// the reason to send: `UNKNOWN_SESSION` for a request of an earlier login.
+fn on_not_submitted(
     sessions: &mut Sessions,
     session: SessionIx,
     tag: u64,
@@ -343,7 +350,7 @@ fn not_seen(
     let at = sessions.at(session)?;
     let row = sessions.row(at);
     if tag != in_flight::tag(row.user, row.epoch) {
-        // The client may have sent it again since: that one stays in flight.
+        // The new login may have sent the same client sequence: that request stays in flight.
         return Some((
             at,
             SubmitError::Refused(RejectReason::UnknownSession.into()),
@@ -353,62 +360,65 @@ fn not_seen(
     Some((at, reason))
 }
 
-/// Records an opening, so that the session's messages are kept from here on.
+/// Records an opening: from here on the session's messages are kept in its window.
 fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &mut Sessions) {
     if let Some(pending) = logins.get_mut(&opened.tag) {
         pending.opened = Some(*opened);
-        sessions.place(opened, || session(opened, &pending.admitted));
+        sessions.on_opened(opened, || new_session(opened, &pending.admitted));
     }
 }
 
 impl State {
-    /// Asks for what has left a session's window; false when its user has too many such requests
-    /// in flight. Each reads the journal from a checkpoint on, two at a time: without the limit,
-    /// one user's requests would delay the logins and resumes of all others.
+    /// Requests messages that have left a session's window. False when the user has too many
+    /// look-ups in progress or the request queue is full.
+    ///
+    /// A look-up reads the journal from a checkpoint, and only two run at a time. Without the limit
+    /// one user's look-ups would delay the resumes of all others.
     pub fn look_up(&mut self, at: At, front_request: FrontRequest) -> bool {
         let user = self.sessions.row(at).user;
-        if !self.looked_up.begin(user) {
+        if !self.look_ups.begin(user) {
             return false;
         }
         let is_asked = self.front_requests.try_send(front_request).is_ok();
         match is_asked {
             true => self.stats.look_ups.increment(1),
-            false => self.looked_up.end(user),
+            false => self.look_ups.end(user),
         }
         is_asked
     }
 
-    /// False while the user has as many look-ups as it may.
+    /// True while the user has fewer look-ups than the limit.
     pub fn may_look_up(&self, user: UserIx) -> bool {
-        self.looked_up.has_place(user)
+        self.look_ups.has_slot(user)
     }
 
     /// Ends a session's look-up.
-    pub fn looked_up(&mut self, at: At) {
+    pub fn end_look_up(&mut self, at: At) {
         let user = self.sessions.row(at).user;
-        self.looked_up.end(user);
+        self.look_ups.end(user);
     }
 
-    /// Drops what was read for a resume and not sent, which ends its look-up.
+    /// Drops messages that were read for a resume and not sent, which ends their look-up.
     pub fn drop_fetched(&mut self, at: At) {
         let fetched = std::mem::take(&mut self.sessions.row(at).fetched);
         if !fetched.is_empty() {
-            self.looked_up(at);
+            self.end_look_up(at);
         }
     }
 
-    /// Drops what was read for a session and not sent, which ends its look-ups.
+    /// Drops messages that were read for a session and not sent, which ends their look-ups. Ends
+    /// its retransmission.
     pub fn drop_pieces(&mut self, at: At) {
         self.drop_fetched(at);
         let range = self.sessions.row(at).range.take();
         let of_range = range.map(Range::into_fetched);
         if of_range.is_some_and(|fetched| !fetched.is_empty()) {
-            self.looked_up(at);
+            self.end_look_up(at);
         }
     }
 }
 
-/// Look-ups in the journal by user, at most [`LOOKED_UP_PER_USER`] each.
+/// Look-ups in the journal by user, at most [`LOOK_UPS_PER_USER`] each.
 #[derive(Default)]
 struct LookUps(HashMap<UserIx, usize>);
 
@@ -416,14 +426,14 @@ impl LookUps {
     /// Counts one more; false when the user is at the limit.
     fn begin(&mut self, user: UserIx) -> bool {
         let count = self.0.entry(user).or_default();
-        let is_one_more = *count < LOOKED_UP_PER_USER;
+        let is_one_more = *count < LOOK_UPS_PER_USER;
         *count += usize::from(is_one_more);
         is_one_more
     }
 
-    fn has_place(&self, user: UserIx) -> bool {
+    fn has_slot(&self, user: UserIx) -> bool {
         let count = self.0.get(&user);
-        count.is_none_or(|count| *count < LOOKED_UP_PER_USER)
+        count.is_none_or(|count| *count < LOOK_UPS_PER_USER)
     }
 
     fn end(&mut self, user: UserIx) {
@@ -437,7 +447,7 @@ impl LookUps {
 }
 
 /// A session that is new to this front.
-fn session(opened: &Opened, admitted: &Admitted) -> Session {
+fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
     Session {
         ix: opened.session,
         user: opened.user,
@@ -469,18 +479,20 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
     }
 }
 
-/// What a client is sent at once because of a report.
+/// An action for a client that a report causes at once.
 pub enum ClientAction {
     /// A request was admitted and matched.
     Answered(At, Stamp, Message),
-    /// A request was not seen, or was seen before.
+    /// A request was not journalled: it was refused, or it is a repeat.
     Refused(At, u64, RequestName, SubmitError),
-    NotOpened(u64, SubmitError),
+    /// The opening of a session was refused, by tag.
+    OpenRefused(u64, SubmitError),
+    /// A login of this epoch has taken over the session.
     TakenOver(At, Sequence),
     OrderToTrade(At, OrderToTrade),
 }
 
-/// The reason in an unnumbered refusal.
+/// The reason that an unnumbered refusal carries.
 pub fn reason_of(error: SubmitError) -> RejectReason {
     match error {
         SubmitError::Busy => RejectReason::Busy,
@@ -545,7 +557,7 @@ mod tests {
         };
         sessions.set_members(Sequence(2), &[member(5)]);
         let (opened, admitted) = (opened(SessionIx(0)), admitted());
-        let at = sessions.place(&opened, || session(&opened, &admitted));
+        let at = sessions.on_opened(&opened, || new_session(&opened, &admitted));
         let pass = |sessions: &mut Sessions| {
             let passed = (0..9).filter(|_| sessions.is_in_rate(at, 0));
             passed.count()
@@ -558,7 +570,7 @@ mod tests {
             epoch: Sequence(3),
             ..opened
         };
-        sessions.place(&later, || unreachable!("it is known"));
+        sessions.on_opened(&later, || unreachable!("it is known"));
         assert_eq!(pass(&mut sessions), 9, "in no group, without limits");
         assert_eq!(sessions.wait_ns(at, 0), 0);
     }
@@ -582,7 +594,8 @@ mod tests {
         }
     }
 
-    /// A user's sessions evict each other, its idle ones first, and no other user's.
+    /// A user above its share evicts windows of its own sessions, idle ones first, and of no other
+    /// user.
     // rows: R341
     #[test]
     fn r341_a_users_windows_stay_within_its_share_of_the_pool() {
@@ -595,12 +608,12 @@ mod tests {
                 user,
                 ..opened(SessionIx(ix))
             };
-            sessions.place(&opened, || session(&opened, &admitted))
+            sessions.on_opened(&opened, || new_session(&opened, &admitted))
         });
         for at in [foreign, old] {
             keep(&mut sessions, at, 320);
             sessions.row(at).released = 320;
-            sessions.idle(at);
+            sessions.mark_idle(at);
         }
         let lengths =
             |sessions: &Sessions| [foreign, old, growing].map(|at| sessions.get(at).window.len());
@@ -634,14 +647,14 @@ mod tests {
                     user: UserIx(ix),
                     ..opened(SessionIx(ix))
                 };
-                sessions.place(&opened, || session(&opened, &admitted))
+                sessions.on_opened(&opened, || new_session(&opened, &admitted))
             })
             .collect();
         // Four users fill the pool.
         for at in &rows[..4] {
             keep(&mut sessions, *at, 16 * 32);
             sessions.row(*at).released = 16 * 32;
-            sessions.idle(*at);
+            sessions.mark_idle(*at);
         }
         let lengths = |sessions: &Sessions| {
             let lengths = rows.iter().map(|at| sessions.get(*at).window.len());
@@ -666,7 +679,7 @@ mod tests {
         let rows: Vec<At> = (0..SESSIONS)
             .map(|ix| {
                 let opened = opened(SessionIx(ix));
-                sessions.place(&opened, || session(&opened, &admitted))
+                sessions.on_opened(&opened, || new_session(&opened, &admitted))
             })
             .collect();
         let message = refusal();
@@ -689,11 +702,11 @@ mod tests {
     fn r341_look_ups_are_limited_per_user() {
         let (mut look_ups, user, other) = (LookUps::default(), UserIx(1), UserIx(2));
         let begun = (0..20).filter(|_| look_ups.begin(user)).count();
-        assert_eq!(begun, LOOKED_UP_PER_USER);
+        assert_eq!(begun, LOOK_UPS_PER_USER);
         assert!(look_ups.begin(other), "each user has its own limit");
         look_ups.end(user);
         assert!(look_ups.begin(user) && !look_ups.begin(user));
-        (0..LOOKED_UP_PER_USER).for_each(|_| look_ups.end(user));
+        (0..LOOK_UPS_PER_USER).for_each(|_| look_ups.end(user));
         look_ups.end(other);
         assert!(look_ups.0.is_empty(), "ended look-ups leave no entry");
     }

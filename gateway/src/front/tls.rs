@@ -19,16 +19,16 @@ pub struct Identity {
     pub fingerprint: String,
 }
 
-/// Reads `cert.der` and `key.der` of the folder, or creates them. The fingerprint is stored next to
-/// them as text.
+/// Reads `cert.der` and `key.der` from the folder, or creates them. Stores the fingerprint as text
+/// in the file `fingerprint`.
 pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     std::fs::create_dir_all(folder)?;
     let (certificate_path, key_path) = (folder.join("cert.der"), folder.join("key.der"));
-    if !is_there(&certificate_path) || !is_there(&key_path) {
+    if !exists_non_empty(&certificate_path) || !exists_non_empty(&key_path) {
         let names = vec!["cfa-trade".to_owned(), "localhost".to_owned()];
         let made =
             rcgen::generate_simple_self_signed(names).map_err(|e| Error::Tls(e.to_string()))?;
-        // The certificate last: where it exists, its key exists.
+        // The certificate is written last: if it exists, its key exists.
         files::replace(&key_path, &made.signing_key.serialize_der(), files::PRIVATE)?;
         files::replace(&certificate_path, made.cert.der(), files::PUBLIC)?;
     }
@@ -46,12 +46,12 @@ pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     })
 }
 
-/// An empty file is left by an interrupted start of an older version.
-fn is_there(path: &Path) -> bool {
+/// False for an empty file too: an interrupted start of an older version may have left one.
+fn exists_non_empty(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
-/// TLS 1.3 with the protocol's ALPN, as QUIC takes it.
+/// The QUIC server's TLS configuration: TLS 1.3 with the protocol's ALPN.
 pub fn server_crypto(identity: &Identity) -> Result<QuicServerConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls_error = |error: rustls::Error| Error::Tls(error.to_string());

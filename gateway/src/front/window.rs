@@ -1,11 +1,11 @@
 //! The resend windows of sessions: encoded messages in pages of a pool that all sessions share.
 //!
-//! A message takes a slot of [`PLACE_BYTES`], so that a number needs no search. The message that
-//! answers a request is found by binary search: answers are in the order of their requests, and
-//! each slot has the last request that was answered up to it.
-//! The pool's size bounds the memory of all windows, and counts the pages of each user. Another
-//! thread allocates and touches pages before they are needed; nothing is allocated once the pool
-//! has its pages.
+//! A message takes a slot of [`SLOT_BYTES`], so that a message is found by its number without a
+//! search. The message that answers a request is found by binary search: answers are in the order
+//! of their requests, and each slot contains the last request that was answered up to it.
+//!
+//! The pool bounds the memory of all windows and counts the pages of each user. Another thread
+//! allocates and touches pages in advance. Nothing is allocated once the pool has all its pages.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -15,42 +15,42 @@ use types::UserIx;
 use wire::ServerMessage;
 
 /// Bytes of a slot: the longest numbered message and its length.
-pub const PLACE_BYTES: usize = 128;
-const PLACES: usize = 32;
-const PAGE_BYTES: usize = PLACES * PLACE_BYTES;
-/// Pages allocated at once.
-const PAGES_MORE: usize = 64;
-/// Blocks of that many pages that are made in advance.
-const AHEAD: usize = 2;
-/// A user's share of the pool is one part of this many.
+pub const SLOT_BYTES: usize = 128;
+const PAGE_SLOTS: usize = 32;
+const PAGE_BYTES: usize = PAGE_SLOTS * SLOT_BYTES;
+/// Pages per block. The pool allocates whole blocks.
+const BLOCK_PAGES: usize = 64;
+/// Number of blocks that are allocated in advance.
+const BLOCKS_AHEAD: usize = 2;
+/// A user's share of the pool is its size divided by this.
 const SHARES: usize = 4;
 
-const _: () = assert!(wire::NUMBERED_LEN_MAX < PLACE_BYTES);
+const _: () = assert!(wire::NUMBERED_LEN_MAX < SLOT_BYTES);
 
 #[derive(Clone)]
 struct Page {
     bytes: [u8; PAGE_BYTES],
-    answers: [Answered; PLACES],
+    answers: [AnswerMark; PAGE_SLOTS],
 }
 
 /// The last request answered by a slot's message or an earlier one.
 #[derive(Clone, Copy, Default)]
-struct Answered {
-    /// 0: none yet.
+struct AnswerMark {
+    /// Its client sequence; 0 = none yet.
     client_seq: u64,
-    /// The slot's own message is the answer.
+    /// True if the slot's own message is the answer.
     is_own: bool,
 }
 
-/// [`PAGES_MORE`] pages.
+/// [`BLOCK_PAGES`] pages.
 type Block = Box<[Page]>;
 
 fn block() -> Block {
     let page = Page {
         bytes: [0; PAGE_BYTES],
-        answers: [Answered::default(); PLACES],
+        answers: [AnswerMark::default(); PAGE_SLOTS],
     };
-    vec![page; PAGES_MORE].into_boxed_slice()
+    vec![page; BLOCK_PAGES].into_boxed_slice()
 }
 
 /// Pages for the windows of all sessions.
@@ -60,23 +60,23 @@ pub struct PagePool {
     pages_max: usize,
     /// Pages in use, by user.
     used: Vec<usize>,
-    /// Blocks made in advance.
+    /// Blocks allocated in advance.
     ahead: Receiver<Block>,
 }
 
 impl PagePool {
-    /// Room for about `bytes_max` bytes of messages.
+    /// A pool for about `bytes_max` bytes of messages.
     pub fn new(bytes_max: usize) -> Self {
-        let (made, ahead) = sync_channel(AHEAD);
-        // It ends with the pool. Without it the pool makes its blocks itself.
+        let (made, ahead) = sync_channel(BLOCKS_AHEAD);
+        // The thread ends with the pool. Without the thread the pool allocates its blocks itself.
         let making = move || while made.send(block()).is_ok() {};
         if let Err(error) = priority::spawn("window-pages", making) {
-            tracing::warn!(%error, "no thread to allocate window pages in advance");
+            tracing::warn!(%error, "no thread for window pages: the front allocates them itself");
         }
         Self {
             blocks: Vec::new(),
             free: Vec::new(),
-            pages_max: bytes_max.div_ceil(PAGE_BYTES).max(PAGES_MORE),
+            pages_max: bytes_max.div_ceil(PAGE_BYTES).max(BLOCK_PAGES),
             used: Vec::new(),
             ahead,
         }
@@ -84,10 +84,10 @@ impl PagePool {
 
     /// True when the next page would exceed the limit.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.blocks.len() * PAGES_MORE >= self.pages_max
+        self.free.is_empty() && self.blocks.len() * BLOCK_PAGES >= self.pages_max
     }
 
-    /// Pages that a user may have while others need some.
+    /// Pages that a user may keep while the pool is full.
     pub fn share(&self) -> usize {
         self.pages_max / SHARES
     }
@@ -97,35 +97,37 @@ impl PagePool {
         self.used.get(user.index()).copied().unwrap_or(0)
     }
 
-    /// Takes a page, above the limit too: what is not durable yet exists nowhere else.
-    fn take(&mut self, user: UserIx) -> u32 {
+    /// Allocates a page, even above the limit: a message that is not durable yet exists nowhere
+    /// else.
+    fn allocate(&mut self, user: UserIx) -> u32 {
         if self.used.len() <= user.index() {
             self.used.resize(user.index() + 1, 0);
         }
         self.used[user.index()] += 1;
         if self.free.is_empty() {
-            let count = self.blocks.len() * PAGES_MORE;
+            let count = self.blocks.len() * BLOCK_PAGES;
             let from = u32::try_from(count).expect("pages are counted by 32 bits");
             self.blocks
                 .push(self.ahead.try_recv().unwrap_or_else(|_| block()));
-            self.free.extend((from..from + PAGES_MORE as u32).rev());
+            self.free.extend((from..from + BLOCK_PAGES as u32).rev());
         }
         self.free.pop().expect("just made")
     }
 
-    fn put_back(&mut self, user: UserIx, page: u32) {
+    /// Frees a page.
+    fn release(&mut self, user: UserIx, page: u32) {
         self.used[user.index()] -= 1;
         self.free.push(page);
     }
 
     fn page(&self, page: u32) -> &Page {
         let page = page as usize;
-        &self.blocks[page / PAGES_MORE][page % PAGES_MORE]
+        &self.blocks[page / BLOCK_PAGES][page % BLOCK_PAGES]
     }
 
     fn page_mut(&mut self, page: u32) -> &mut Page {
         let page = page as usize;
-        &mut self.blocks[page / PAGES_MORE][page % PAGES_MORE]
+        &mut self.blocks[page / BLOCK_PAGES][page % BLOCK_PAGES]
     }
 }
 
@@ -134,27 +136,27 @@ impl PagePool {
 pub enum Compared {
     Equal,
     Differs,
-    /// The message is not in the window any more, or not yet.
+    /// The message has left the window, or is not in it yet.
     NotKept,
 }
 
 /// The last messages of one session.
 pub struct Window {
-    /// Its pages count as this user's.
+    /// The pages count for this user.
     user: UserIx,
     pages: VecDeque<u32>,
     /// Slot of the first message in the first page.
     skip: usize,
     count: usize,
-    /// Number of the last message, kept or not.
+    /// Number of the session's last message, whether or not it is in the window.
     last: u64,
-    /// The last request answered.
+    /// Client sequence of the last request answered.
     answered: u64,
 }
 
 impl Window {
-    /// An empty window of a session of `user` after `last`, the message that was the last one, and
-    /// the last request answered.
+    /// An empty window. `last`: number of the session's last message. `answered`: client sequence
+    /// of the last request answered.
     pub fn after(user: UserIx, last: u64, answered: u64) -> Self {
         Self {
             user,
@@ -166,7 +168,7 @@ impl Window {
         }
     }
 
-    /// Number of the oldest kept message, or of the next one.
+    /// Number of the oldest kept message; of the next message if the window is empty.
     pub fn first(&self) -> u64 {
         self.last + 1 - self.count as u64
     }
@@ -175,13 +177,17 @@ impl Window {
         self.count
     }
 
-    fn place(&self, number: u64) -> (usize, usize) {
+    /// Page (index in `pages`) and slot of a kept message.
+    fn slot(&self, number: u64) -> (usize, usize) {
         let at = self.skip + (number - self.first()) as usize;
-        (at / PLACES, at % PLACES)
+        (at / PAGE_SLOTS, at % PAGE_SLOTS)
     }
 
-    /// Keeps the next message, encoded for channel 0. `answers`: the request that it answers, 0 for
-    /// none. True when it took a page.
+    /// Appends the next message, encoded for channel 0. `answers`: client sequence of the request
+    /// that it answers; 0 for none. True when a page was allocated.
+    ///
+    /// # Panics
+    /// `number` is not the next number.
     pub fn push(
         &mut self,
         pool: &mut PagePool,
@@ -191,33 +197,33 @@ impl Window {
     ) -> bool {
         assert_eq!(number, self.last + 1, "a session's numbers have no gap");
         let end = self.skip + self.count;
-        let takes_page = end == self.pages.len() * PLACES;
+        let takes_page = end == self.pages.len() * PAGE_SLOTS;
         if takes_page {
-            self.pages.push_back(pool.take(self.user));
+            self.pages.push_back(pool.allocate(self.user));
         }
         self.last = number;
         self.count += 1;
-        let page = pool.page_mut(self.pages[end / PLACES]);
-        let at = end % PLACES;
-        // A further message about an earlier request is not its answer.
+        let page = pool.page_mut(self.pages[end / PAGE_SLOTS]);
+        let at = end % PAGE_SLOTS;
+        // Only the first message for a request is its answer.
         let is_own = answers > self.answered;
         self.answered = self.answered.max(answers);
-        page.answers[at] = Answered {
+        page.answers[at] = AnswerMark {
             client_seq: self.answered,
             is_own,
         };
-        let place = &mut page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
-        let length = wire::encode_into(message, 0, number, &mut place[1..]);
-        place[0] = length as u8;
+        let slot = &mut page.bytes[at * SLOT_BYTES..(at + 1) * SLOT_BYTES];
+        let length = wire::encode_into(message, 0, number, &mut slot[1..]);
+        slot[0] = length as u8;
         takes_page
     }
 
     /// The bytes of a kept message.
     pub fn get<'a>(&self, pool: &'a PagePool, number: u64) -> &'a [u8] {
-        let (page, at) = self.place(number);
+        let (page, at) = self.slot(number);
         let page = pool.page(self.pages[page]);
-        let place = &page.bytes[at * PLACE_BYTES..(at + 1) * PLACE_BYTES];
-        &place[1..1 + usize::from(place[0])]
+        let slot = &page.bytes[at * SLOT_BYTES..(at + 1) * SLOT_BYTES];
+        &slot[1..1 + usize::from(slot[0])]
     }
 
     /// Compares a kept message with one encoded for channel 0.
@@ -246,21 +252,21 @@ impl Window {
         (found.client_seq == client_seq && found.is_own).then_some(low)
     }
 
-    fn answered(&self, pool: &PagePool, number: u64) -> Answered {
-        let (page, at) = self.place(number);
+    fn answered(&self, pool: &PagePool, number: u64) -> AnswerMark {
+        let (page, at) = self.slot(number);
         pool.page(self.pages[page]).answers[at]
     }
 
-    /// Drops the oldest page's messages, but none after `through`; true when a page was freed.
+    /// Drops the oldest page, unless it has messages after `through`. True when a page was freed.
     pub fn shrink(&mut self, pool: &mut PagePool, through: u64) -> bool {
-        let goes = (PLACES - self.skip).min(self.count);
-        if goes == 0 || self.first() + goes as u64 - 1 > through {
+        let dropped = (PAGE_SLOTS - self.skip).min(self.count);
+        if dropped == 0 || self.first() + dropped as u64 - 1 > through {
             return false;
         }
-        self.count -= goes;
+        self.count -= dropped;
         self.skip = 0;
         let page = self.pages.pop_front().expect("messages are in pages");
-        pool.put_back(self.user, page);
+        pool.release(self.user, page);
         true
     }
 
@@ -321,7 +327,10 @@ mod tests {
         assert_eq!(compare(75, 76), Compared::Differs);
         assert_eq!(compare(74, 74), Compared::NotKept);
         assert_eq!(compare(401, 401), Compared::NotKept);
-        assert!(!window.shrink(&mut pool, 100), "not all of the page may go");
+        assert!(
+            !window.shrink(&mut pool, 100),
+            "the page has messages after 100"
+        );
         window.clear(&mut pool, 400);
         assert_eq!((window.len(), window.first()), (0, 401));
         window.push(&mut pool, 401, &message(401), 4_001);

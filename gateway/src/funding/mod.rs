@@ -1,11 +1,13 @@
-//! Trading holds (T49): money blocked in the ledger for trading, opened, resized, closed.
+//! Trading holds (T49): opens, resizes and closes holds of money blocked in the ledger for trading.
 //!
-//! Order of steps. Money in: the ledger first, then the journalled `Fund`. Money out: the
-//! journalled `Defund` or `CloseHold` first; the ledger releases the money once settlement has
-//! passed that record. After a crash in between, the recorded amounts of both sides decide, never a
-//! guess: what the ledger hold received and the journal has not funded is funded ([`bring_up`]);
-//! what the journal took out and the ledger has not released is released
-//! ([`release_to_holder`]). Both are idempotent; the sweeper runs them.
+//! | direction | first | then |
+//! |---|---|---|
+//! | in | the ledger hold grows | `Fund` is journalled ([`sync_funding`]) |
+//! | out | `Defund` or `CloseHold` is journalled | the ledger releases ([`release_to_holder`]) |
+//!
+//! The ledger releases only after settlement has posted every trade up to that record. After a
+//! crash between the two steps, the amounts that ledger and journal have recorded determine the
+//! second step. Both steps are idempotent, and the sweeper repeats them.
 
 mod release;
 
@@ -25,7 +27,7 @@ use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, d
 use uuid::Uuid;
 
 pub use release::release_to_holder;
-use release::{release_when_settled, released};
+use release::{release_when_settled, start_release};
 
 use crate::market::{Asset, Market, SOURCE};
 use crate::orders::Answered;
@@ -46,8 +48,10 @@ pub struct HoldView {
 /// Prefix of a trading hold's reason in the ledger; the hold's id follows.
 pub const TRADING_REASON: &str = "Trading hold";
 
-/// Opens the trading hold of an asset. ALREADY_EXISTS if there is one, unless this very call made
-/// it.
+/// Opens the trading hold of an asset. Returns the hold if the same call has opened it before.
+///
+/// # Errors
+/// ALREADY_EXISTS if the user has another trading hold for the asset.
 pub async fn open(
     market: &Market,
     context: &Context,
@@ -56,13 +60,13 @@ pub async fn open(
     amount: Minor,
 ) -> Result<HoldView, Status> {
     let user = market.bind_user(user_id).await?;
-    let _turn = market.funding_turn(user).await;
+    let _lock = market.lock_funding(user).await;
     let new = NewTrading {
         hold_id: derived::trading_hold(user_id, &context.idempotency_key),
         amount,
         key_hash: derived::key_hash("OpenTradingHold", user_id, &context.idempotency_key),
     };
-    open_in_turn(market, context, user, user_id, asset, &new).await
+    open_locked(market, context, user, user_id, asset, &new).await
 }
 
 /// A trading hold to open.
@@ -72,7 +76,8 @@ struct NewTrading {
     key_hash: Id128,
 }
 
-async fn open_in_turn(
+/// Opens the hold. The caller holds the user's lock.
+async fn open_locked(
     market: &Market,
     context: &Context,
     user: UserIx,
@@ -101,7 +106,9 @@ async fn open_in_turn(
     };
     let hold = match market.ledger.create_hold(context, wanted).await {
         Err(error) if is_insufficient(&error) => {
-            return Err(short(market, context, user_id, asset, new.amount, None).await);
+            return Err(
+                insufficient_balance(market, context, user_id, asset, new.amount, None).await,
+            );
         }
         other => other?,
     };
@@ -109,16 +116,16 @@ async fn open_in_turn(
         return Err(refusal::request_expired());
     }
     let kind = HoldKind::Trading;
-    let hold = bring_up(market, user, asset, kind, &hold, new.key_hash).await?;
+    let hold = sync_funding(market, user, asset, kind, &hold, new.key_hash).await?;
     view(market, hold).await
 }
 
-/// How often a funding is computed again when another one came first.
+/// Attempts to change a hold while concurrent changes interfere.
 const FUNDING_TRIES: u32 = 5;
 
-/// Funds what the ledger hold received and the journal does not know yet. The caller holds the
-/// user's lock.
-pub async fn bring_up(
+/// Journals a `Fund` for the amount of the ledger hold that the journal has not funded yet. The
+/// caller holds the user's lock.
+pub async fn sync_funding(
     market: &Market,
     user: UserIx,
     asset: &Asset,
@@ -126,14 +133,14 @@ pub async fn bring_up(
     hold: &Hold,
     key_hash: Id128,
 ) -> Result<HoldIx, Status> {
-    let given = asset.minor(hold.amount)?;
+    let received = asset.minor(hold.amount)?;
     for _ in 0..FUNDING_TRIES {
         let known = market.state(|state| state.hold_of(hold.hold_id)).await?;
         if let Some(market_hold) = known {
             if market_hold.closed {
                 return Err(refusal::request_expired());
             }
-            if given <= market_hold.funded {
+            if received <= market_hold.funded {
                 return Ok(market_hold.hold);
             }
         }
@@ -144,11 +151,11 @@ pub async fn bring_up(
             kind,
             user,
             asset: asset.ix,
-            amount_minor: given - funded,
+            amount_minor: received - funded,
             funding_seq: funding_seq + 1,
             key_hash,
         });
-        // Refused if the hold has changed meanwhile: compute again.
+        // Refused if the hold has changed meanwhile. Compute the amount again.
         if let Some(record) = market.submit_unless(request, &[DuplicateRequest]).await? {
             return match record.command.command {
                 types::Command::Fund(fund) => Ok(fund.hold),
@@ -168,21 +175,21 @@ pub async fn adjust(
     key_hash: Id128,
 ) -> Result<Answered<HoldView>, Status> {
     let balance = balance_of(market, hold).await?;
-    let _turn = market.funding_turn(balance.user).await;
-    // The previous lock holder may have been this very call: its command is durable.
-    market.passed(market.commit.position()).await?;
+    let _lock = market.lock_funding(balance.user).await;
+    // The previous holder of the lock may have been the same call. Its command is durable by now.
+    market.await_applied(market.commit.position()).await?;
     if market.answered(key_hash).await?.is_some() {
-        return view(market, hold).await.map(Answered::before);
+        return view(market, hold).await.map(Answered::replayed);
     }
     let key = context.idempotency_key.clone();
-    let view = set_in_turn(market, context, hold, target, &key, key_hash).await?;
+    let view = set_locked(market, context, hold, target, &key, key_hash).await?;
     market.note_answered(key_hash).await?;
-    Ok(Answered::now(view))
+    Ok(Answered::executed(view))
 }
 
-/// Grows from available money, shrinks by what no order has drawn. The same target again changes
-/// nothing. The caller holds the user's lock.
-async fn set_in_turn(
+/// Sets the undrawn amount of a hold to `target`: grows it from available money, or shrinks it. The
+/// caller holds the user's lock.
+async fn set_locked(
     market: &Arc<Market>,
     context: &Context,
     hold: HoldIx,
@@ -206,16 +213,18 @@ async fn set_in_turn(
             key_hash,
         };
         let record = market.submit_durable(request).await?;
-        released(market, balance.hold_id, record.command.sequence).await;
+        start_release(market, balance.hold_id, record.command.sequence).await;
     }
     view(market, hold).await
 }
 
-/// Ensures that a hold to be created is covered (4.3.3). Takes a shortfall of available money from
-/// the undrawn part of the user's trading hold and waits until settlement has released it.
-/// `Insufficient balance` if that is not enough. A hold that already exists is covered. The caller
-/// holds the user's lock, so that no other call takes the same money.
-pub async fn cover(
+/// Ensures that available money covers a hold to be created (4.3.3), unless the hold exists. Takes
+/// a shortfall from the undrawn amount of the user's trading hold and waits until the ledger has
+/// released it. The caller holds the user's lock, so that no other call takes the same money.
+///
+/// # Errors
+/// `Insufficient balance` if the undrawn amount is less than the shortfall.
+pub async fn ensure_covered(
     market: &Arc<Market>,
     context: &Context,
     user: UserIx,
@@ -238,7 +247,9 @@ pub async fn cover(
         let Some((hold, balance)) = balance.filter(|(_, balance)| balance.undrawn >= missing)
         else {
             let balance = balance.as_ref().map(|(_, balance)| balance);
-            return Err(short(market, context, user_id, asset, needed, balance).await);
+            return Err(
+                insufficient_balance(market, context, user_id, asset, needed, balance).await,
+            );
         };
         let request = Request::Defund {
             hold,
@@ -246,7 +257,7 @@ pub async fn cover(
             funding_seq: balance.funding_seq + 1,
             key_hash: Id128::NONE,
         };
-        // Refused if orders have drawn on the hold meanwhile, or it has changed: read again.
+        // Refused if orders have drawn on the hold or it has changed meanwhile. Read again.
         let unless = [DuplicateRequest, HoldInUse];
         if let Some(record) = market.submit_unless(request, &unless).await? {
             release_when_settled(market, balance.hold_id, record.command.sequence).await?;
@@ -255,7 +266,8 @@ pub async fn cover(
     Err(refusal::submit_error(&SubmitError::Busy))
 }
 
-/// Adds available money to a hold.
+/// Adds available money to a hold: in the ledger, then in the journal. The caller holds the user's
+/// lock.
 pub async fn grow(
     market: &Market,
     context: &Context,
@@ -273,16 +285,24 @@ pub async fn grow(
         .change_hold(context, &key, balance.hold_id, change, added, "");
     match grown.await {
         Err(error) if is_insufficient(&error) => {
-            return Err(short(market, context, &user_id, asset, amount, Some(balance)).await);
+            return Err(insufficient_balance(
+                market,
+                context,
+                &user_id,
+                asset,
+                amount,
+                Some(balance),
+            )
+            .await);
         }
         other => other?,
     }
     let hold = ledger_hold(market, context, balance.hold_id).await?;
-    bring_up(market, balance.user, asset, balance.kind, &hold, key_hash).await?;
+    sync_funding(market, balance.user, asset, balance.kind, &hold, key_hash).await?;
     Ok(())
 }
 
-/// Opens the trading hold, or resizes an existing one.
+/// Opens the trading hold of an asset with the undrawn amount `target`, or resizes an existing one.
 pub async fn open_or_set(
     market: &Arc<Market>,
     context: &Context,
@@ -291,19 +311,19 @@ pub async fn open_or_set(
     target: Minor,
 ) -> Result<HoldView, Status> {
     let user = market.bind_user(user_id).await?;
-    let _turn = market.funding_turn(user).await;
+    let _lock = market.lock_funding(user).await;
     // Another login of the user may have opened it just now.
     let hold_id = Id128::from_u128(Uuid::now_v7().as_u128());
     if let Some((hold, _)) = market.default_hold(user, asset.ix).await? {
         let key = hold_id.to_string();
-        return set_in_turn(market, context, hold, target, &key, Id128::NONE).await;
+        return set_locked(market, context, hold, target, &key, Id128::NONE).await;
     }
     let new = NewTrading {
         hold_id,
         amount: target,
         key_hash: Id128::NONE,
     };
-    open_in_turn(market, context, user, user_id, asset, &new).await
+    open_locked(market, context, user, user_id, asset, &new).await
 }
 
 /// Closes a trading hold without open orders. Its money returns to available.
@@ -313,7 +333,7 @@ pub async fn close(
     key_hash: Id128,
 ) -> Result<HoldView, Status> {
     let balance = balance_of(market, hold).await?;
-    let _turn = market.funding_turn(balance.user).await;
+    let _lock = market.lock_funding(balance.user).await;
     let balance = balance_of(market, hold).await?;
     if !balance.closed {
         let record = market
@@ -323,18 +343,18 @@ pub async fn close(
                 key_hash,
             })
             .await?;
-        released(market, balance.hold_id, record.command.sequence).await;
+        start_release(market, balance.hold_id, record.command.sequence).await;
     }
     view(market, hold).await
 }
 
-/// Closes an unused hold: of an order that was refused, or of a user who was blocked. Does nothing
-/// if it is closed or in use again.
+/// Closes a hold without open orders, for example of a refused order or of a blocked user. Does
+/// nothing if the hold is closed or has open orders.
 pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status> {
     close_if(market, hold, |_| true).await
 }
 
-/// Closes an abandoned trading hold, unless it is in use again once the lock is held.
+/// Closes a trading hold if it is still abandoned ([`abandoned`]) once the user's lock is held.
 pub async fn close_abandoned(
     market: &Arc<Market>,
     hold: HoldIx,
@@ -346,13 +366,15 @@ pub async fn close_abandoned(
     .await
 }
 
+/// Closes a hold without open orders if `still` returns true under the user's lock. The ledger's
+/// release continues in the background.
 async fn close_if(
     market: &Arc<Market>,
     hold: HoldIx,
     still: impl FnOnce(&State) -> bool,
 ) -> Result<(), Status> {
     let balance = balance_of(market, hold).await?;
-    let _turn = market.funding_turn(balance.user).await;
+    let _lock = market.lock_funding(balance.user).await;
     let balance = balance_of(market, hold).await?;
     if balance.closed || balance.open_orders > 0 || !market.replica.read(still) {
         return Ok(());
@@ -365,7 +387,7 @@ async fn close_if(
     let unless = [DuplicateRequest, HoldInUse];
     if let Some(record) = market.submit_unless(request, &unless).await? {
         let (own, sequence) = (market.clone(), record.command.sequence);
-        tokio::spawn(async move { released(&own, balance.hold_id, sequence).await });
+        tokio::spawn(async move { start_release(&own, balance.hold_id, sequence).await });
     }
     Ok(())
 }
@@ -379,7 +401,7 @@ pub async fn list(
     before: i64,
     rows: usize,
 ) -> Result<Vec<(HoldIx, HoldView)>, Status> {
-    let found = market.look(|state| {
+    let found = market.query(|state| {
         let admission = state.core().admission();
         let is_of = |hold: &replica::Hold| {
             let user = admission.user(hold.user);
@@ -397,37 +419,39 @@ pub async fn list(
     found.await
 }
 
-/// Id of an asset. Its instrument, if it has one, is known.
+/// Id of an asset.
 fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     let spec = asset.instrument().and_then(|ix| admission.spec(ix));
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
 }
 
-/// Trading holds without open orders that may be closed (`design.md` 4): of users whom identity
-/// blocked, and of users whose last session ended before `before_ns`, unless the hold was used
-/// since. A user who never had a session manages its holds by call.
+/// Trading holds without open orders that may be closed (`design.md` 4): those of users blocked by
+/// identity, and those of users whose last session ended before `before_ns`, unless the hold was
+/// used since. Holds of users that never had a session stay: such users manage them by RPC.
 pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
-    let mut gone: HashMap<UserIx, bool> = HashMap::new();
+    let mut has_left: HashMap<UserIx, bool> = HashMap::new();
     for session in state.sessions() {
         let is_gone = !session.open && session.changed_ns < before_ns;
-        *gone.entry(session.user).or_insert(true) &= is_gone;
+        *has_left.entry(session.user).or_insert(true) &= is_gone;
     }
     let admission = state.core().admission();
     let is_blocked = |user| {
         let row = admission.user(user);
         row.is_some_and(|row| row.blocks.has(BlockCause::Identity))
     };
-    let is_left = |hold: &replica::Hold| {
-        hold.used_ns < before_ns && gone.get(&hold.user) == Some(&true) || is_blocked(hold.user)
+    let is_abandoned = |hold: &replica::Hold| {
+        hold.used_ns < before_ns && has_left.get(&hold.user) == Some(&true) || is_blocked(hold.user)
     };
     let idle = state.trading_holds();
-    idle.filter(|hold| !hold.closed && hold.open_orders == 0 && is_left(hold))
+    idle.filter(|hold| !hold.closed && hold.open_orders == 0 && is_abandoned(hold))
         .map(|hold| hold.hold)
         .collect()
 }
 
-/// The trading hold with a ledger hold id given as text. Fails with `Hold not found`, also for
-/// holds of single orders.
+/// The trading hold with a ledger hold id given as text.
+///
+/// # Errors
+/// `Hold not found`, also for the hold of a single order.
 pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), Status> {
     let id = Id128::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
     let found = market
@@ -487,8 +511,8 @@ async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Resu
     hold.ok_or_else(|| refusal::internal(unknown()))
 }
 
-/// True when the ledger has too little to block, also because it does not know the user or the
-/// asset.
+/// True when the ledger refused a hold for lack of balance, or because it does not know the
+/// sub-account or the instrument.
 pub fn is_insufficient(error: &CallError) -> bool {
     matches!(
         error.reason().as_deref(),
@@ -496,8 +520,8 @@ pub fn is_insufficient(error: &CallError) -> bool {
     )
 }
 
-/// `Insufficient balance` with the figures of the ledger and the hold.
-pub async fn short(
+/// `Insufficient balance` with the amounts of the ledger and of `balance`.
+pub async fn insufficient_balance(
     market: &Market,
     context: &Context,
     user_id: &str,
@@ -511,7 +535,7 @@ pub async fn short(
         required: Decimal::from_minor(required.0, digits),
         ..Shortfall::default()
     };
-    // The figures explain the refusal, which is returned without them too.
+    // The amounts only explain the refusal. They are zero if the ledger is unavailable.
     if let Ok(subaccount) = market.ledger.balance(context, &subaccount_id).await {
         short.balance = subaccount.balance;
         short.held = subaccount.held;

@@ -10,7 +10,7 @@ use types::{
     RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
-use super::changed::{Target, order_after};
+use super::replica_rows::{Target, order_after};
 use super::{Actor, Answered, find};
 use crate::funding;
 use crate::market::{MONEY_DECIMALS, Market};
@@ -26,7 +26,7 @@ pub async fn cancel(
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("CancelOrder", &target.user_id, &context.idempotency_key);
     if let Some(answer) = market.reduction_answered(key_hash).await {
-        return answered_order(market, Some(answer)).await;
+        return replayed_order(market, Some(answer)).await;
     }
     market.note_reduction(context, key_hash).await;
     let (user, reason) = match actor {
@@ -51,7 +51,7 @@ pub async fn cancel(
             None => return Err(refusal::submit_error(&error)),
         },
     };
-    answer_of(market, &record, target).await
+    await_changed_order(market, &record, target).await
 }
 
 /// Changes of an AmendOrder.
@@ -65,7 +65,8 @@ pub struct Change {
 }
 
 impl Change {
-    /// The order's risk can only fall, and the call has nothing to store that a read shows.
+    /// True if the amend only lowers the quantity. Such a call stores nothing but its correlation
+    /// id.
     fn only_reduces(&self, spec: &InstrumentSpec, target: &Target) -> bool {
         let is_smaller = |lots| spec.quantity(lots) < target.quantity;
         self.price.is_none()
@@ -92,7 +93,7 @@ pub async fn amend(
     let user_id = &target.user_id;
     let key_hash = derived::key_hash("AmendOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return answered_order(market, Some(answer)).await;
+        return replayed_order(market, Some(answer)).await;
     }
     market.identity.check_may_trade(context, user_id).await?;
     let new_client_order_id = change.new_client_order_number();
@@ -152,7 +153,7 @@ pub async fn amend(
             },
         }
     };
-    answer_of(market, &record, target).await
+    await_changed_order(market, &record, target).await
 }
 
 fn notional(
@@ -174,8 +175,8 @@ fn notional(
         .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))
 }
 
-/// Adds money for the growth of an order with a hold of its own. An order on a trading hold has
-/// only that hold.
+/// Adds available money to the order's own hold, once per call. An order on a trading hold is
+/// refused with `Insufficient balance`.
 async fn cover_growth(
     market: &Market,
     context: &Context,
@@ -192,7 +193,7 @@ async fn cover_growth(
     let balance = balance.await?.ok_or_else(refusal::order_not_open)?;
     let asset = market.asset_of(balance.asset);
     if grown || balance.kind != HoldKind::Order {
-        return Err(funding::short(
+        return Err(funding::insufficient_balance(
             market,
             context,
             &target.user_id,
@@ -202,7 +203,7 @@ async fn cover_growth(
         )
         .await);
     }
-    let _turn = market.funding_turn(balance.user).await;
+    let _lock = market.lock_funding(balance.user).await;
     funding::grow(
         market,
         context,
@@ -225,7 +226,7 @@ pub struct MassCancel {
     pub side: Option<Side>,
 }
 
-/// MassCancel. Returns how many orders it cancelled.
+/// MassCancel. Returns the number of cancelled orders.
 pub async fn mass_cancel(
     market: &Market,
     context: &Context,
@@ -234,7 +235,7 @@ pub async fn mass_cancel(
 ) -> Result<Answered<u32>, Status> {
     let key_hash = derived::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key);
     if let Some(answer) = market.reduction_answered(key_hash).await {
-        return Ok(Answered::before(answer.cancelled));
+        return Ok(Answered::replayed(answer.cancelled));
     }
     market.note_reduction(context, key_hash).await;
     let scope = match wanted.user_id.as_str() {
@@ -261,8 +262,8 @@ pub async fn mass_cancel(
     cancel_all(market, request, key_hash).await
 }
 
-/// Submits a command that cancels orders and returns how many it cancelled. A state already reached
-/// cancels none.
+/// Submits a command that cancels orders. Waits for its last slice. Returns the number of cancelled
+/// orders, which is 0 if the requested state is already reached.
 pub(super) async fn cancel_all(
     market: &Market,
     request: Request,
@@ -272,27 +273,27 @@ pub(super) async fn cancel_all(
         Ok(record) => record,
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             if !matches!(reject.details, RejectDetails::Request(_)) {
-                // The state is already so, by a command that may not be durable yet.
-                market.durable(market.replica.assigned()).await?;
+                // An earlier command reached this state. It may not be durable yet.
+                market.await_durable(market.replica.assigned()).await?;
                 market.note_answered(key_hash).await?;
-                return Ok(Answered::now(0));
+                return Ok(Answered::executed(0));
             }
             let answer = market.answered_by(&reject, key_hash).await?;
-            return Ok(Answered::before(
+            return Ok(Answered::replayed(
                 answer.map_or(0, |answer| answer.cancelled),
             ));
         }
         Err(error) => return Err(refusal::submit_error(&error)),
     };
-    market.durable(record.command.sequence).await?;
+    market.await_durable(record.command.sequence).await?;
     let is_end = |e: &&EventEnvelope| matches!(e.event, Event::Cancelled(_));
     let count = record.events.iter().filter(is_end).count();
-    Ok(Answered::now(u32::try_from(count).unwrap_or(u32::MAX)))
+    Ok(Answered::executed(u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
-/// Answer to a repeated cancel or amend: the refusal of the first call, or the order as it is now.
-/// If the repeat names another order than the first call did, the first one counts (T12).
-async fn answered_order(
+/// Answer to a repeated cancel or amend: the refusal of the first call, or the current state of the
+/// order that the first call named, even if the repeat names another one (T12).
+async fn replayed_order(
     market: &Market,
     answer: Option<AnswerRow>,
 ) -> Result<Answered<OrderRow>, Status> {
@@ -305,12 +306,12 @@ async fn answered_order(
     match answer.order_id.as_str() {
         // The first call found the order ended.
         "" => Err(refusal::order_not_open()),
-        order_id => find(market, order_id).await.map(Answered::before),
+        order_id => find(market, order_id).await.map(Answered::replayed),
     }
 }
 
-/// Answers to refusals that are no plain errors: the order has ended (its handle is no longer in
-/// use), or the call was answered before.
+/// Maps the refusals that have an answer of their own: the order has ended, so that its handle is
+/// unused, or the call is a repeat. Returns `None` for every other error.
 async fn map_change_error(
     market: &Market,
     error: &SubmitError,
@@ -323,23 +324,23 @@ async fn map_change_error(
         RejectReason::UnknownOrder | RejectReason::OrderNotOpen => Err(refusal::order_not_open()),
         RejectReason::DuplicateRequest => {
             let answer = market.answered_by(reject, key_hash).await?;
-            answered_order(market, answer).await.map(Some)
+            replayed_order(market, answer).await.map(Some)
         }
         _ => Ok(None),
     }
 }
 
-/// The answer to a change, once it is durable.
-async fn answer_of(
+/// Waits until the change is durable, then returns the changed order.
+async fn await_changed_order(
     market: &Market,
     record: &Record,
     target: &Target,
 ) -> Result<Answered<OrderRow>, Status> {
-    market.durable(record.command.sequence).await?;
+    market.await_durable(record.command.sequence).await?;
     check_change_result(record)?;
     let (sequence, handle) = (record.command.sequence, target.handle);
     let order = order_after(market, sequence, handle, &target.order_id, None).await?;
-    Ok(Answered::now(order))
+    Ok(Answered::executed(order))
 }
 
 /// Fails if the book found the order ended or refused the change.

@@ -1,5 +1,5 @@
-//! SetKillSwitch (F11): one journalled command ends the open orders and refuses all later ones, so
-//! that no crash can come between the two.
+//! SetKillSwitch (F11): one journalled command cancels the open orders and refuses later ones, so
+//! that a crash cannot separate the two.
 
 use admission::Request;
 use tonic::Status;
@@ -9,8 +9,8 @@ use super::Answered;
 use super::change::cancel_all;
 use crate::market::Market;
 
-/// Engages or lifts the switch of a user, or of all users (empty). Returns how many orders it
-/// ended. A switch that is already in that state stays as it is.
+/// Engages or lifts the switch of a user, or of all users (empty). Returns the number of cancelled
+/// orders. Setting the current state changes nothing.
 pub async fn set_kill_switch(
     market: &Market,
     user_id: &str,
@@ -18,7 +18,7 @@ pub async fn set_kill_switch(
     key_hash: Id128,
 ) -> Result<Answered<u32>, Status> {
     if let Some(answer) = market.reduction_answered(key_hash).await {
-        return Ok(Answered::before(answer.cancelled));
+        return Ok(Answered::replayed(answer.cancelled));
     }
     let user = match user_id {
         "" => UserIx::NONE,

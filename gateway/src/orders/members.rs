@@ -1,5 +1,4 @@
-//! SetMemberBounds, SetMemberGroup: bounds of members, as journalled reference data
-//! (`design.md` 7).
+//! SetMemberBounds and SetMemberGroup: journalled bounds and groups of members (`design.md` 7).
 
 use admission::{RejectDetails, Request};
 use sequencer::SubmitError;
@@ -11,14 +10,14 @@ use super::Answered;
 use crate::market::Market;
 use crate::refusal;
 
-/// Whose bounds SetMemberBounds sets: one user, or each user of a member group.
+/// Target of SetMemberBounds: one user, or each user of a member group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Member {
     User(String),
     Group(MemberGroup),
 }
 
-/// Default bounds: of users with neither own bounds nor bounds of their group.
+/// The bounds of users that have neither bounds of their own nor of their group.
 pub async fn default_bounds(market: &Market) -> Result<OrderBounds, Status> {
     let bounds = market.state(|state| state.core().admission().bounds_of(BoundsOf::Node));
     Ok(bounds.await?.unwrap_or_default())
@@ -43,8 +42,8 @@ pub async fn set_bounds(
     execute_once(market, request, key_hash).await
 }
 
-/// Assigns a user to a member group; [`MemberGroup::NONE`] removes the assignment. From then on the
-/// messages of the user's sessions count towards the group's rate.
+/// Assigns a user to a member group; [`MemberGroup::NONE`] removes the assignment. Messages of the
+/// user's sessions count towards the group's rate.
 pub async fn set_group(
     market: &Market,
     user_id: &str,
@@ -67,7 +66,7 @@ async fn execute_once(
     key_hash: Id128,
 ) -> Result<Answered<()>, Status> {
     if market.answered(key_hash).await?.is_some() {
-        return Ok(Answered::before(()));
+        return Ok(Answered::replayed(()));
     }
     let answered = submit_and_wait(market, request).await?;
     market.note_answered(key_hash).await?;
@@ -77,19 +76,19 @@ async fn execute_once(
 async fn submit_and_wait(market: &Market, request: Request) -> Result<Answered<()>, Status> {
     match market.submit(request).await {
         Ok(record) => {
-            market.durable(record.command.sequence).await?;
-            Ok(Answered::now(()))
+            market.await_durable(record.command.sequence).await?;
+            Ok(Answered::executed(()))
         }
         Err(SubmitError::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
             match reject.details {
                 RejectDetails::Request(seen) => {
-                    market.durable(seen.sequence).await?;
-                    Ok(Answered::before(()))
+                    market.await_durable(seen.sequence).await?;
+                    Ok(Answered::replayed(()))
                 }
-                // Nothing to change; but the command that set this may not be durable yet.
+                // An earlier command set this state. It may not be durable yet.
                 _ => {
-                    market.durable(market.replica.assigned()).await?;
-                    Ok(Answered::now(()))
+                    market.await_durable(market.replica.assigned()).await?;
+                    Ok(Answered::executed(()))
                 }
             }
         }

@@ -1,35 +1,37 @@
-//! Orders over RPC: place, cancel, amend, mass cancel (specification 4.3, D13, D23, T22).
+//! Order calls over RPC (specification 4.3, D13, D23, T22).
 //!
-//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's
-//! trading hold if there is one and it covers the order; otherwise a hold of the order's own,
-//! created in the ledger first and then journalled (`design.md` 4). Every answer waits until it is
-//! durable. It does not need the history, which may be far behind: an open order, and what a record
-//! did to one, are read from the replica. Cancel safe: the sweeper completes what a dropped call
-//! leaves.
+//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). The money is in
+//! the user's trading hold if that covers the order. Otherwise it is in a hold of the order's own,
+//! created in the ledger first and then journalled (`design.md` 4).
+//!
+//! A call returns after its command is durable. The answer does not wait for the history, which may
+//! lag: open orders, and the effects of a recent record on an order, are read from the replica.
+//! Cancel safe: the sweeper completes what a dropped call leaves.
 //!
 //! | file | calls |
 //! |---|---|
 //! | `place` | PlaceOrder |
 //! | `change` | CancelOrder, AmendOrder, MassCancel |
 //! | `kill` | SetKillSwitch |
+//! | `members` | SetMemberBounds, SetMemberGroup |
 //! | `over_rate` | CancelOrder, MassCancel, SetKillSwitch beyond the caller's rate |
 //!
-//! `changed` builds the answers of `place` and `change`.
+//! `replica_rows` builds the answers of `place` and `change`.
 
 mod change;
-mod changed;
 mod kill;
 pub mod members;
 pub mod over_rate;
 mod place;
+mod replica_rows;
 
 use tonic::Status;
 use types::Id128;
 
 pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
-pub use changed::Target;
 pub use kill::set_kill_switch;
 pub use place::place;
+pub use replica_rows::Target;
 
 use crate::market::Market;
 use crate::projection::repo;
@@ -45,21 +47,22 @@ pub enum Actor {
     Staff,
 }
 
-/// The answer to a write: the current value, and whether the call was answered before.
+/// The answer to a call that writes.
 pub struct Answered<T> {
     pub value: T,
+    /// An earlier call with the same idempotency key was answered.
     pub replayed: bool,
 }
 
 impl<T> Answered<T> {
-    pub fn now(value: T) -> Self {
+    pub fn executed(value: T) -> Self {
         Self {
             value,
             replayed: false,
         }
     }
 
-    pub fn before(value: T) -> Self {
+    pub fn replayed(value: T) -> Self {
         Self {
             value,
             replayed: true,
@@ -70,39 +73,39 @@ impl<T> Answered<T> {
 /// The order with an id, as it is now: from the replica while it is open, else from the history.
 ///
 /// # Errors
-/// `Order not found`; UNAVAILABLE while the order is not open and the history is behind (R178).
+/// `Order not found`. UNAVAILABLE if the order is not open and the history lags (R178).
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
-    let id = parsed(order_id)?;
-    // While the replica lags, the history lags too: that error has the lag.
-    if let Ok(Some((order, Some(updated_ns)))) = market.look(|state| state.open_order(id)).await {
-        return changed::row(market, &order, updated_ns, "", None).await;
+    let id = parse_order_id(order_id)?;
+    // If the replica lags, the history lags too. The error comes from the history, with the lag.
+    if let Ok(Some((order, Some(updated_ns)))) = market.query(|state| state.open_order(id)).await {
+        return replica_rows::row(market, &order, updated_ns, "", None).await;
     }
-    market.fresh().await?;
-    let row = stored(market, order_id).await?;
+    market.await_fresh_history().await?;
+    let row = stored_order(market, order_id).await?;
     row.ok_or_else(refusal::order_not_found)
 }
 
-/// The order with an id, to change it: as replica or history have it, which may be older than the
-/// order. Waits only if neither has it.
+/// The order with an id, to cancel or amend it. The result may be older than the order's current
+/// state. Waits only if neither replica nor history has the order.
 pub async fn find_to_change(market: &Market, order_id: &str) -> Result<Target, Status> {
-    let id = parsed(order_id)?;
+    let id = parse_order_id(order_id)?;
     if let Some((order, _)) = market.replica.read(|state| state.open_order(id)) {
         return Ok(Target::of(market, &order));
     }
-    // Ended, or entered so recently that the replica must catch up. The latter needs no history.
-    match stored(market, order_id).await {
+    // The order has ended, or is so new that the replica lacks it. `find` waits for the replica.
+    match stored_order(market, order_id).await {
         Ok(Some(row)) => Ok(row.into()),
         _ => find(market, order_id).await.map(Target::from),
     }
 }
 
-fn parsed(order_id: &str) -> Result<Id128, Status> {
-    refusal::check_given("order_id", order_id)?;
+fn parse_order_id(order_id: &str) -> Result<Id128, Status> {
+    refusal::check_not_empty("order_id", order_id)?;
     Id128::parse(order_id).ok_or_else(refusal::order_not_found)
 }
 
-async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
+async fn stored_order(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
     market
-        .stored(repo::order(&market.projection.db, order_id))
+        .access_store(repo::order(&market.projection.db, order_id))
         .await
 }

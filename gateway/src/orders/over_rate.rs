@@ -1,4 +1,4 @@
-//! Calls that may reduce risk, beyond their caller's rate: one that would reduce nothing is refused
+//! Calls beyond their caller's rate: a call passes if it reduces risk. Any other call is refused
 //! before it writes anything (`design.md` 5).
 
 use replica::State;
@@ -27,8 +27,8 @@ pub async fn check_cancel(
     check(market, over, is_open).await
 }
 
-/// Passes a mass cancel of all users, or of all orders of a user who has any. As on the trading
-/// port, one with a filter is not exempt.
+/// Passes a mass cancel of all users, or an unfiltered one of a user with open orders. The trading
+/// port has the same rule.
 pub async fn check_mass_cancel(
     market: &Market,
     over: Option<OverRate>,
@@ -46,7 +46,7 @@ pub async fn check_mass_cancel(
     check(market, over, has_orders).await
 }
 
-/// Passes a change of the kill switch of a user, or (empty) of all users.
+/// Passes a call that changes the kill switch of a user, and every call for all users (empty id).
 pub async fn check_kill_switch(
     market: &Market,
     over: Option<OverRate>,
@@ -70,9 +70,9 @@ async fn check(
     let Some(over) = over else {
         return Ok(());
     };
-    match market.look(reduces).await {
+    match market.query(reduces).await {
         Ok(false) => Err(over.into()),
-        // Also while the replica lags: it might lack the order.
+        // A lagging replica may lack the order, so the call passes.
         _ => Ok(()),
     }
 }

@@ -1,8 +1,8 @@
 //! PlaceOrder: uses the user's trading hold if it covers the order, else a hold of the order's own.
 //!
 //! Admission decides whether the call is a repeat, whether a trading hold covers the order, and the
-//! highest price of a market order. The history is read first only for the answer to a repeat,
-//! which admission forgets after a day (D50).
+//! highest price of a market order. The history is read first because admission knows idempotency
+//! keys for a day only (D50).
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use types::{
     derived, order_uuid, reserve,
 };
 
-use super::changed::order_after;
+use super::replica_rows::order_after;
 use super::{Answered, find};
 use crate::funding;
 use crate::market::{Asset, Market, SOURCE};
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
-/// Reason of a hold of an order's own. The order's number is not known before it is journalled; the
-/// holds that settlement splits off name the order.
+/// Prefix of the ledger reason of an order's own hold; the idempotency key follows. The order's id
+/// is not known before the order is journalled. Holds that settlement splits off name the order.
 pub const ORDER_REASON: &str = "Order of request";
 
 /// A PlaceOrder in progress. The user is the context's.
-struct Placing<'a> {
+struct Placement<'a> {
     market: &'a Arc<Market>,
     context: &'a Context,
     spec: InstrumentSpec,
@@ -41,7 +41,7 @@ struct Placing<'a> {
 /// Outcome of a submitted order.
 enum SubmitOutcome {
     Entered(Record),
-    /// Admission refused the call as a repeat.
+    /// Admission refused the call as a repeat of an earlier one.
     Repeated(Reject),
     /// The trading hold does not cover the order; a hold of its own may.
     NotCovered,
@@ -51,9 +51,9 @@ enum SubmitOutcome {
 enum OwnHold {
     /// The hold and its amount of the asset.
     Held(HoldIx, Minor),
-    /// The first call with this key has used it up.
+    /// An earlier call with this key created the hold, and it has ended.
     Ended,
-    /// Too little money.
+    /// The available money does not cover the hold.
     Short,
 }
 
@@ -69,7 +69,7 @@ pub async fn place(
     let user_id = &context.user_id;
     let key_hash = derived::key_hash("PlaceOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return find(market, &answer.order_id).await.map(Answered::before);
+        return find(market, &answer.order_id).await.map(Answered::replayed);
     }
     market.identity.check_may_trade(context, user_id).await?;
     request.user = market.bind_user(user_id).await?;
@@ -80,22 +80,22 @@ pub async fn place(
     let client_order = (user_id.as_str(), request.client_order_id, client_order_id);
     let client_order = (!client_order_id.is_empty()).then_some(client_order);
     market.note_request(context, key_hash, client_order).await?;
-    let mut placing = Placing {
+    let mut placement = Placement {
         market,
         context,
         spec,
         client_order_id,
         request,
     };
-    let outcome = match placing.submit().await? {
-        SubmitOutcome::NotCovered => placing.submit_with_own_hold().await?,
+    let outcome = match placement.submit().await? {
+        SubmitOutcome::NotCovered => placement.submit_with_own_hold().await?,
         outcome => outcome,
     };
-    placing.answer(outcome).await
+    placement.answer(outcome).await
 }
 
-impl Placing<'_> {
-    /// Submits the order, and asks identity if the day's budget does not cover it.
+impl Placement<'_> {
+    /// Submits the order. If the daily budget does not cover it, identity checks it first.
     async fn submit(&mut self) -> Result<SubmitOutcome, Status> {
         loop {
             let reject = match self.market.submit(Request::New(self.request)).await {
@@ -122,7 +122,7 @@ impl Placing<'_> {
         }
     }
 
-    /// Asks identity about this order. Admission does not count it then.
+    /// Lets identity check the order. Admission then does not count it against the budget.
     async fn check_limit(&mut self, notional: Minor) -> Result<(), Status> {
         let quantity = self.spec.quantity(self.request.quantity);
         let (identity, user_id) = (&self.market.identity, &self.context.user_id);
@@ -133,12 +133,12 @@ impl Placing<'_> {
         Ok(())
     }
 
-    /// Creates the order's own hold and enters the order with it. Releases the hold of a refused
-    /// order. If the same call may be retried, the hold stays for that, and the sweeper releases it
-    /// if no retry comes (`design.md` 4).
+    /// Creates the order's own hold and submits the order with it. Closes the hold if the order is
+    /// refused. After a retryable error the hold stays for the retry; without a retry the sweeper
+    /// closes it (`design.md` 4).
     async fn submit_with_own_hold(&mut self) -> Result<SubmitOutcome, Status> {
-        // The hold would lock money for an order that cannot enter: the journal has no space, or
-        // its followers lag.
+        // Without these checks the hold would block money for an order that cannot enter: the
+        // journal has no space, or its followers lag.
         if self.market.commit.stalled().is_some() {
             return Err(refusal::submit_error(&SubmitError::Busy));
         }
@@ -149,12 +149,13 @@ impl Placing<'_> {
         let lowest = self.spec.band_low;
         if !self.request.limit_checked {
             let price = near.or(far).unwrap_or(lowest);
-            let price = self.market.price_to_trade(&self.request, price).await?;
+            let price = self.market.valuation_price(&self.request, price).await?;
             let notional = self.spec.terms.value(price, self.request.quantity);
             self.check_limit(notional.ok_or_else(overflow)?).await?;
         }
         let Some(hold) = self.own_hold(near.unwrap_or(lowest), far).await? else {
-            // The first call with this key has used its hold up: its answer is in flight.
+            // An earlier call with this key has used the hold. Wait until the replica has its
+            // answer.
             self.market.state(|_| ()).await?;
             return Ok(SubmitOutcome::Repeated(
                 RejectReason::DuplicateRequest.into(),
@@ -166,37 +167,38 @@ impl Placing<'_> {
             && !is_retryable(status)
             && let Err(status) = funding::close_idle(self.market, hold).await
         {
-            // The sweeper closes it later.
             tracing::warn!(%status, hold_ix = hold.get(), "hold of a refused order not closed: the sweeper retries");
         }
         outcome
     }
 
-    /// Prices that size the order's own hold: `near`, or first `far` if that is another price.
+    /// Prices for the size of the order's own hold: (`near`, `far`). `far`, if there is one, is
+    /// tried first.
     ///
-    /// Admission decides the highest price of a market order, so its hold covers the far limit of
-    /// the band; what the order does not need is released when it ends, in the same command. A user
-    /// with less money, or an instrument without a band, pays for the replica's best offer plus
-    /// collar, which the order then carries (`design.md` 6). Without an offer the hold covers next
-    /// to nothing, and the order ends `NO_LIQUIDITY` (T19).
+    /// Admission decides the highest price of a market buy. Its hold therefore covers `far`, the
+    /// upper limit of the band. What the order does not need is released when it ends, in the same
+    /// command. If the user has less money, or the instrument has no band, the hold covers `near`:
+    /// the replica's best offer plus collar, which the order then carries as its limit
+    /// (`design.md` 6). Without an offer the hold covers the lowest price, and the order ends
+    /// `NO_LIQUIDITY` (T19).
     async fn prices(&self) -> Result<(Option<Ticks>, Option<Ticks>), Status> {
         let (spec, side) = (&self.spec, self.request.side);
         if let Some(price) = self.request.price {
             return Ok((Some(price), None));
         }
         let quote = |state: &State| state.core().admission().quote(spec.ix);
-        let best = self.market.look(quote).await?.opposite(side);
+        let best = self.market.query(quote).await?.opposite(side);
         let near = match (side, best) {
             (Side::Buy, None) => None,
             (_, best) => spec.protection_price(side, best),
         };
         let is_wide = side == Side::Buy && spec.has_band();
-        let far = (is_wide && self.need(spec.band_high).is_some()).then_some(spec.band_high);
+        let far = (is_wide && self.required(spec.band_high).is_some()).then_some(spec.band_high);
         Ok((near, far))
     }
 
-    /// What the order reserves at a price; `None` above 64 bits.
-    fn need(&self, price: Ticks) -> Option<Minor> {
+    /// The amount that the order reserves at a price; `None` if it exceeds 64 bits.
+    fn required(&self, price: Ticks) -> Option<Minor> {
         let (spec, request) = (&self.spec, &self.request);
         let (side, quantity) = (request.side, request.quantity);
         let fill_totals = FillTotals::default();
@@ -211,18 +213,19 @@ impl Placing<'_> {
         need.ok().map(|need| need.total())
     }
 
-    /// The order's own hold; `None` when it has already ended.
+    /// Creates the order's own hold and sets the limit of a market buy. `None` if the hold has
+    /// already ended.
     async fn own_hold(
         &mut self,
         near: Ticks,
         far: Option<Ticks>,
     ) -> Result<Option<HoldIx>, Status> {
         let mut own_hold = match far {
-            Some(far) => self.hold_of(far, false).await?,
+            Some(far) => self.create_hold(far, false).await?,
             None => OwnHold::Short,
         };
         if matches!(own_hold, OwnHold::Short) {
-            own_hold = self.hold_of(near, true).await?;
+            own_hold = self.create_hold(near, true).await?;
         }
         let OwnHold::Held(hold, amount) = own_hold else {
             return Ok(None);
@@ -233,17 +236,20 @@ impl Placing<'_> {
         Ok(Some(hold))
     }
 
-    /// The highest price that `amount` covers; `None` if it covers the far limit of the band. The
-    /// hold may be one of an earlier attempt of this call.
+    /// The highest price that `amount` covers; `None` if it covers the upper limit of the band.
+    /// Computed from the amount because an earlier attempt of this call may have created the hold.
     fn highest_price(&self, amount: Minor) -> Option<Ticks> {
-        let pays = |price| self.need(Ticks(price)).is_some_and(|need| need <= amount);
+        let is_covered = |price| {
+            self.required(Ticks(price))
+                .is_some_and(|need| need <= amount)
+        };
         let (mut low, mut high) = (self.spec.band_low.0, self.spec.band_high.0);
-        if pays(high) {
+        if is_covered(high) {
             return None;
         }
         while low < high {
             let middle = low + (high - low + 1) / 2;
-            match pays(middle) {
+            match is_covered(middle) {
                 true => low = middle,
                 false => high = middle - 1,
             }
@@ -251,16 +257,17 @@ impl Placing<'_> {
         Some(Ticks(low))
     }
 
-    /// Creates the hold in the ledger, then journals it. With `covers`, a shortfall of available
-    /// money comes from the user's trading hold, and `Insufficient balance` is an error.
-    async fn hold_of(&self, price: Ticks, covers: bool) -> Result<OwnHold, Status> {
+    /// Creates the hold in the ledger, then journals it. With `is_last`, a shortfall of available
+    /// money is taken from the user's trading hold, and `Insufficient balance` is an error instead
+    /// of [`OwnHold::Short`].
+    async fn create_hold(&self, price: Ticks, is_last: bool) -> Result<OwnHold, Status> {
         let (market, context, request) = (self.market, self.context, &self.request);
         let user_id = &context.user_id;
         let asset = match request.side {
             Side::Buy => Asset::MONEY,
             Side::Sell => Asset::units(self.spec),
         };
-        let need = self.need(price).ok_or_else(overflow)?;
+        let need = self.required(price).ok_or_else(overflow)?;
         let subaccount_id = asset.subaccount(user_id);
         let new = NewHold {
             hold_id: derived::dedicated_hold(user_id, &context.idempotency_key),
@@ -271,16 +278,19 @@ impl Placing<'_> {
             destination: None,
             expires_at_us: None,
         };
-        let _turn = market.funding_turn(request.user).await;
-        if covers {
-            funding::cover(market, context, request.user, user_id, &asset, &new).await?;
+        let _lock = market.lock_funding(request.user).await;
+        if is_last {
+            funding::ensure_covered(market, context, request.user, user_id, &asset, &new).await?;
         }
         let hold = match market.ledger.create_hold(context, new).await {
             Err(error) if funding::is_insufficient(&error) => {
-                if !covers {
+                if !is_last {
                     return Ok(OwnHold::Short);
                 }
-                return Err(funding::short(market, context, user_id, &asset, need, None).await);
+                return Err(funding::insufficient_balance(
+                    market, context, user_id, &asset, need, None,
+                )
+                .await);
             }
             other => other?,
         };
@@ -290,9 +300,10 @@ impl Placing<'_> {
             return Ok(OwnHold::Ended);
         }
         let amount = asset.minor(hold.amount)?;
-        // The key is the order's, not the hold's.
+        // The idempotency key belongs to the order's command, not to this one.
         let (kind, key_hash) = (HoldKind::Order, Id128::NONE);
-        let hold = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
+        let hold =
+            funding::sync_funding(market, request.user, &asset, kind, &hold, key_hash).await?;
         Ok(OwnHold::Held(hold, amount))
     }
 
@@ -304,16 +315,16 @@ impl Placing<'_> {
                     unreachable!("the record of a new order is a New command");
                 };
                 let (sequence, time_ns) = (record.command.sequence, record.command.time_ns);
-                market.durable(sequence).await?;
+                market.await_durable(sequence).await?;
                 let order_id = order_uuid(time_ns, market.node, sequence).to_string();
                 let text = Some(self.client_order_id);
                 let order = order_after(market, sequence, new.handle, &order_id, text).await?;
-                Ok(Answered::now(order))
+                Ok(Answered::executed(order))
             }
             SubmitOutcome::Repeated(reject) => {
                 let answer = market.answered_by(&reject, self.request.key_hash).await?;
                 let answer = answer.ok_or_else(refusal::request_expired)?;
-                find(market, &answer.order_id).await.map(Answered::before)
+                find(market, &answer.order_id).await.map(Answered::replayed)
             }
             SubmitOutcome::NotCovered => {
                 unreachable!("an order with a hold of its own is covered or refused")

@@ -1,5 +1,5 @@
-//! Changes of the history by records of the journal: references into the records, no copy of an
-//! order and no text.
+//! Rows of the history that a batch of records changes. Borrows from the records: copies no order
+//! and no text.
 
 use replica::{Applied, Batch, Cause, Effect, Order, Trade};
 use types::command::RequestKind;
@@ -10,11 +10,11 @@ use types::{Handle, Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks
 pub struct OrderChange<'a> {
     /// Sequence of the command that entered it.
     pub sequence: Sequence,
-    /// Entered in this batch: it has no row yet.
+    /// The order entered in this batch, so that it has no row yet.
     pub is_new: bool,
     pub order: &'a Order,
     pub updated_ns: u64,
-    /// Why it was cancelled or refused, else empty.
+    /// Reason of the cancel or the refusal, else empty.
     pub reason: &'static str,
 }
 
@@ -30,7 +30,7 @@ pub struct NewTrade<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub key_hash: Id128,
-    /// Sequence of its command; zero if it needed none.
+    /// Sequence of its command; zero if it had none.
     pub sequence: Sequence,
     /// Sequence of the order that the call concerns; zero for none.
     pub order: Sequence,
@@ -54,7 +54,7 @@ impl<'a> Rows<'a> {
     pub fn of(batches: &'a [Batch]) -> Self {
         let mut rows = Self::default();
         for applied in batches.iter().flat_map(|batch| batch.iter()) {
-            rows.take(applied);
+            rows.add(applied);
         }
         // Stable: the last change of an order stays last.
         rows.orders.sort_by_key(|change| change.sequence);
@@ -69,7 +69,7 @@ impl<'a> Rows<'a> {
         rows
     }
 
-    fn take(&mut self, applied: &'a Applied) {
+    fn add(&mut self, applied: &'a Applied) {
         let cause = &applied.cause;
         let mut answer = Answer {
             key_hash: cause.key_hash,
@@ -102,11 +102,11 @@ impl<'a> Rows<'a> {
                 }
                 Effect::Amended { order, .. } | Effect::Reduced { order, .. } => {
                     self.order(cause, order, false, "");
-                    answer.about(order);
+                    answer.set_order(order);
                 }
                 Effect::Cancelled { order, reason, .. } => {
                     self.order(cause, order, false, reason.as_str());
-                    answer.about(order);
+                    answer.set_order(order);
                     answer.cancelled += 1;
                 }
                 Effect::ChangeRefused(reason) => answer.refusal = Some(*reason),
@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
                 | Effect::Bust(_) => {}
             }
         }
-        // A call that may end many orders concerns none of them.
+        // The answer to a call that may end many orders names none of them.
         if matches!(cause.request, RequestKind::MassCancel | RequestKind::Other) {
             answer.order = Sequence::ZERO;
         }
@@ -140,8 +140,8 @@ impl<'a> Rows<'a> {
 }
 
 impl Answer {
-    /// Keeps the first order.
-    fn about(&mut self, order: &Order) {
+    /// Names the order if the answer names none yet.
+    fn set_order(&mut self, order: &Order) {
         if self.order == Sequence::ZERO {
             self.order = order.sequence;
         }
@@ -152,7 +152,7 @@ impl<'a> OrderChange<'a> {
     /// The order as a record left it, if the record changed it.
     pub fn last(applied: &'a Applied, handle: Handle) -> Option<Self> {
         let mut rows = Rows::default();
-        rows.take(applied);
+        rows.add(applied);
         let mut changes = rows.orders.into_iter();
         changes.rfind(|change| change.order.handle == handle)
     }
@@ -165,8 +165,8 @@ impl<'a> OrderChange<'a> {
     }
 }
 
-/// Limit or protection price, if any.
-pub fn limit(order_type: OrderType, price: Ticks) -> Option<Ticks> {
+/// The order's limit or protection price; `None` for a market order without one.
+pub fn limit_price(order_type: OrderType, price: Ticks) -> Option<Ticks> {
     match order_type {
         OrderType::Market if price == Ticks::ZERO || price == Ticks::MAX => None,
         _ => Some(price),

@@ -1,11 +1,11 @@
 //! The queryable history: orders, trades and answers in SQLite, derived from the replica's records.
 //!
-//! One transaction per batch of records holds the rows and the position, so that a crash leaves no
-//! partial batch, and a lost file is rebuilt from the journal as long as all of it is kept. A
+//! One transaction per batch of records writes the rows and the position, so that a crash leaves no
+//! partial batch. A lost file is rebuilt from the journal if the journal was not truncated. A
 //! reader that must see its own write waits for the position ([`Projection::wait`]).
 //!
-//! Cost: an order is written once per batch that changes it, and read by its key. A batch is
-//! written on one thread, a prepared statement per row, without a copy of an order or a text.
+//! Cost: one write per batch for each order that the batch changes, and no read. A batch is written
+//! on one thread with a prepared statement per row, without copies of orders or texts.
 
 pub mod batch;
 pub mod repo;
@@ -25,10 +25,10 @@ use crate::market::now_us;
 use crate::retry::Retry;
 use batch::Rows;
 use repo::Store;
-use repo::writer::{Brought, Writer};
+use repo::writer::{BatchCounts, Writer};
 
-/// Records that fill a transaction: a page that several of them change is written
-/// once. Half of what the replica keeps in memory.
+/// Number of records after which a transaction takes no more batches. A database page that several
+/// of them change is written once. Half of the records that the replica keeps in memory.
 pub const BATCH_RECORDS: usize = 8_192;
 /// Name in the health read.
 pub const PART: &str = "history";
@@ -41,7 +41,7 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Opens or creates the file. `durable` gets the position.
+    /// Opens or creates the file. Sets `durable` to the position.
     ///
     /// # Errors
     /// The store cannot be opened.
@@ -56,7 +56,7 @@ impl Projection {
         *self.db.position.borrow()
     }
 
-    /// Returns when the tables hold everything up to `sequence`.
+    /// Returns when the tables contain every record through `sequence`.
     pub async fn wait(&self, sequence: Sequence) {
         let mut position = self.db.position.subscribe();
         position
@@ -65,7 +65,10 @@ impl Projection {
             .expect("the sender lives in self");
     }
 
-    /// Follows the replica until shutdown. `follower` begins after the stored position.
+    /// Writes the replica's records until shutdown. `follower` begins after the stored position.
+    ///
+    /// # Errors
+    /// The replica has ended, or the store fails for good.
     pub async fn run(
         self,
         mut follower: Follower,
@@ -95,7 +98,7 @@ impl Projection {
         }
     }
 
-    /// The writer of the history. Use one at a time.
+    /// A writer of the history. Use only one at a time.
     pub fn writer(&self, names: Arc<Names>) -> HistoryWriter {
         HistoryWriter {
             projection: self.clone(),
@@ -129,15 +132,15 @@ impl HistoryWriter {
         };
         let Projection { db, durable } = &self.projection;
         match db.file.transact(write).await {
-            Ok(brought) => {
+            Ok(counts) => {
                 durable.set(through);
                 db.position.send_replace(through);
-                count(&self.names, &brought);
+                record_metrics(&self.names, &counts);
                 Ok(())
             }
             Err(error) => {
                 let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-                writer.forget();
+                writer.clear_cache();
                 Err(error)
             }
         }
@@ -145,8 +148,8 @@ impl HistoryWriter {
 }
 
 /// Metrics of specification 1.6, updated after the write.
-fn count(names: &Names, brought: &Brought) {
-    for ((instrument, side), orders) in &brought.orders {
+fn record_metrics(names: &Names, counts: &BatchCounts) {
+    for ((instrument, side), orders) in &counts.orders {
         metrics::counter!(
             "orders_placed_total",
             "instrument_id" => names.instrument(*instrument).id.to_string(),
@@ -156,7 +159,7 @@ fn count(names: &Names, brought: &Brought) {
     }
     let now_us = now_us();
     let taken = metrics::histogram!("trade_execution_duration_seconds");
-    for (instrument, times_us) in &brought.trades {
+    for (instrument, times_us) in &counts.trades {
         let instrument_id = names.instrument(*instrument).id.to_string();
         metrics::counter!("trades_executed_total", "instrument_id" => instrument_id)
             .increment(times_us.len() as u64);

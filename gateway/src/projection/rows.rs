@@ -1,4 +1,4 @@
-//! Rows of the history as its readers see them.
+//! Rows of the history, in the form that its reads return.
 
 use types::{Decimal, OrderStatus, OrderType, RejectReason, Side, StpMode, TimeInForce};
 
@@ -21,9 +21,9 @@ pub struct OrderRow {
     /// Total value of its trades in kopecks.
     pub value_minor: i64,
     pub status: OrderStatus,
-    /// Why it was cancelled or rejected, else empty.
+    /// Reason of the cancel or the refusal, else empty.
     pub cancel_reason: String,
-    /// As the caller sent it, empty for none.
+    /// The caller's text, or the number that a session sent; empty for none.
     pub client_order_id: String,
     pub engine_order_id: u64,
     pub sequence: u64,
@@ -59,7 +59,7 @@ impl OrderRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TradeRow {
     pub trade_id: String,
-    /// Position in the lists.
+    /// Position in lists: sequence and event index.
     pub key: i64,
     pub buy_order_id: String,
     pub sell_order_id: String,

@@ -1,10 +1,10 @@
-//! All SQL of the gateway. Reads use sqlx's pool, writes the file's only writer
+//! All SQL of the gateway. Reads use sqlx's pool. Writes use the file's only writer
 //! ([`events::Direct`]).
 //!
 //! | file | contents |
 //! |---|---|
 //! | `mod` | the store, lookups by public id, lists |
-//! | `requests` | data outside the journal: requests, positions, listings, the feed's position |
+//! | `requests` | data outside the journal: requests, positions, registry status, feed position |
 //! | `writer` | writes of a batch of records |
 
 mod requests;
@@ -30,18 +30,18 @@ pub use requests::*;
 use super::rows::{AnswerRow, OrderRow, TradeRow};
 use crate::Error;
 
-/// The schema, applied after that of outbox and inbox.
+/// The schema. Applied after the schema of outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_market", "0002_lists", "0003_integer_keys",
     "0004_refused_changes"
 );
 
-/// Pages of the write-ahead log between two checkpoints, 64 MiB. In a busy market every batch
-/// changes the last page of each of its users in three indexes; each page is then moved into the
-/// file once for many batches.
+/// Pages of SQLite's write-ahead log between two of its checkpoints: 64 MiB. In a busy market every
+/// batch changes the last page of each of its users in three indexes. A checkpoint then writes such
+/// a page to the file once for many batches.
 pub const CHECKPOINT_PAGES: u32 = 16_000;
 /// Bits of a trade's key for its index among the command's events.
-const PLACE_BITS: u32 = 20;
+const INDEX_BITS: u32 = 20;
 /// Bits of the sequence in a public id.
 const ID_BITS: u32 = 32;
 
@@ -75,9 +75,9 @@ impl Store {
         self.file.read()
     }
 
-    /// Sequences of commands that an id may derive from: the id has the low 32 bits of the sequence
-    /// and the time, and sequences are in the order of time. Only one exists while fewer than 2^32
-    /// are stored.
+    /// The sequences that an id may derive from. An id contains the time and the low 32 bits of the
+    /// sequence. The high bits follow from the time, since sequences are in order of time: a binary
+    /// search over the orders finds them.
     async fn candidates(&self, from: &DerivedFrom) -> Result<[i64; 3], Error> {
         let (mut low, mut high) = (0, self.position.borrow().get() >> ID_BITS);
         let latest_ns = i64::try_from(from.latest_ns).unwrap_or(i64::MAX);
@@ -94,26 +94,27 @@ impl Store {
                 _ => high = middle - 1,
             }
         }
-        // An id spans up to 245 ns, and the first order need not be the first command.
+        // The high bits may differ by one: an id's time is exact to 245 ns, and the first order
+        // found need not be the first command.
         let rounds = [low, low.saturating_sub(1), low + 1];
         let low_bits = u64::from(from.sequence_low);
         Ok(rounds.map(|round| ((round << ID_BITS) | low_bits).cast_signed()))
     }
 }
 
-/// Key of a trade.
+/// Key of a trade: sequence of its command and index among the command's events.
 ///
 /// # Panics
-/// The command has more than 2^20 events, or the sequence more than 43 bits.
+/// The index has more than 20 bits, or the sequence more than 43.
 fn trade_key(sequence: Sequence, index: u32) -> i64 {
     let key = i64::try_from(sequence.get())
         .ok()
-        .filter(|key| *key < 1 << (63 - PLACE_BITS));
+        .filter(|key| *key < 1 << (63 - INDEX_BITS));
     assert!(
-        index < 1 << PLACE_BITS,
+        index < 1 << INDEX_BITS,
         "command {sequence} has too many events for a trade key"
     );
-    (key.expect("a sequence of 43 bits") << PLACE_BITS) | i64::from(index)
+    (key.expect("a sequence of 43 bits") << INDEX_BITS) | i64::from(index)
 }
 
 /// Filter of a list of orders; empty text = any.
@@ -185,15 +186,15 @@ async fn rows_of<T>(
     rows.iter().map(|row| read(row, db.node)).collect()
 }
 
-/// Restricts a list to a user or an instrument, if one is named.
-fn only(query: &mut QueryBuilder<Sqlite>, column: &str, numbers: &str, name: &str) {
+/// Restricts a list to a user or an instrument, unless `name` is empty.
+fn filter_by(query: &mut QueryBuilder<Sqlite>, column: &str, numbers: &str, name: &str) {
     if !name.is_empty() {
         query.push(column).push(numbers).push_bind(name).push(")");
     }
 }
 
-/// The index for the rows of a list; the table itself for all rows. Named, since SQLite may
-/// otherwise read all rows of an instrument instead of those of a user.
+/// The clause that names the index for a list; empty for a list of all rows. Without it SQLite may
+/// read all rows of an instrument instead of those of a user.
 fn indexed_by(table: &str, user_id: &str, of_user: &str, instrument_id: &str) -> String {
     match (user_id, instrument_id) {
         ("", "") => String::new(),
@@ -212,8 +213,8 @@ pub async fn orders(
     query.push(by).push(ORDER_NAMES);
     query.push(" WHERE o.sequence < ").push_bind(bound.key);
     let (user_id, instrument_id) = (&filter.user_id, &filter.instrument_id);
-    only(&mut query, " AND o.user", OF_USER, user_id);
-    only(
+    filter_by(&mut query, " AND o.user", OF_USER, user_id);
+    filter_by(
         &mut query,
         " AND o.instrument",
         OF_INSTRUMENT,
@@ -235,12 +236,12 @@ pub async fn trade(db: &Store, trade_id: &str) -> Result<Option<TradeRow>, Error
     let (Some(id), Some(from)) = (id, from) else {
         return Ok(None);
     };
-    let Some(index) = from.index.filter(|index| *index < 1 << PLACE_BITS) else {
+    let Some(index) = from.index.filter(|index| *index < 1 << INDEX_BITS) else {
         return Ok(None);
     };
     let sql = format!("{TRADE_COLUMNS}trades t{TRADE_NAMES} WHERE t.id IN (?, ?, ?)");
     let keys = db.candidates(&from).await?;
-    let keys = keys.map(|sequence| (sequence << PLACE_BITS) | i64::from(index));
+    let keys = keys.map(|sequence| (sequence << INDEX_BITS) | i64::from(index));
     let rows = rows_of(db, sql, keys, trade_row).await?;
     let id = id.to_string();
     Ok(rows.into_iter().find(|row| row.trade_id == id))
@@ -251,8 +252,7 @@ pub async fn trades(
     filter: &TradeFilter,
     bound: PageBound,
 ) -> Result<Vec<TradeRow>, Error> {
-    // A page per side: with two indexes in one query SQLite would read and sort all trades of the
-    // user.
+    // One page per side. A query over both indexes would read and sort all trades of the user.
     let sides = [
         ("buyer", " AND p.buyer"),
         ("seller", " AND p.buyer <> p.seller AND p.seller"),
@@ -268,8 +268,8 @@ pub async fn trades(
         let by = indexed_by("trades", user_id, side, instrument_id);
         query.push(between).push(by);
         query.push(" WHERE p.id < ").push_bind(bound.key);
-        only(&mut query, condition, OF_USER, user_id);
-        only(
+        filter_by(&mut query, condition, OF_USER, user_id);
+        filter_by(
             &mut query,
             " AND p.instrument",
             OF_INSTRUMENT,
@@ -331,7 +331,7 @@ fn code<T>(row: &SqliteRow, column: &str, from: fn(u8) -> Option<T>) -> Result<T
         .ok_or_else(|| Error::Stored(format!("{value} is not a code of {column}")))
 }
 
-/// `count` units of a step, `tick` or `lot`.
+/// `count` ticks or lots as a decimal.
 fn units(row: &SqliteRow, count: i64, mantissa: &str, scale: &str) -> Result<Decimal, Error> {
     let (mantissa, scale): (i64, u8) = (row.try_get(mantissa)?, row.try_get(scale)?);
     Decimal::new(i128::from(count) * i128::from(mantissa), scale)
@@ -382,8 +382,8 @@ fn order_row(row: &SqliteRow, node: NodeId) -> Result<OrderRow, Error> {
 
 fn trade_row(row: &SqliteRow, node: NodeId) -> Result<TradeRow, Error> {
     let key: i64 = row.try_get("id")?;
-    let sequence = sequence(key >> PLACE_BITS);
-    let index = u32::try_from(key & ((1 << PLACE_BITS) - 1)).expect("20 bits");
+    let sequence = sequence(key >> INDEX_BITS);
+    let index = u32::try_from(key & ((1 << INDEX_BITS) - 1)).expect("20 bits");
     let executed_ns: i64 = row.try_get("executed_ns")?;
     let order_id = |order: &str, created_ns: &str| {
         let order = self::sequence(row.try_get(order)?);

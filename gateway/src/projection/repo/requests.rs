@@ -1,5 +1,5 @@
-//! What the market stores outside the journal: requests and answers of calls, positions, listings,
-//! and the feed's position.
+//! Data that the market stores outside the journal: requests and answers of calls, positions, the
+//! registry's status of instruments, and the feed's position.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use super::{Store, sequence};
 use crate::Error;
 use crate::projection::batch::Answer;
 
-/// Stores the answer of a call that left nothing in the journal.
+/// Stores an empty answer for a call that changed nothing, unless the key has an answer.
 pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
     let answer = Answer {
         key_hash,
@@ -25,8 +25,8 @@ pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
     db.file.transact(note).await
 }
 
-/// Stores what a call carries beyond its journalled command: its correlation id and the text of the
-/// client's order id.
+/// Stores the data of a call that its command does not contain: the correlation id and the text of
+/// the client's order id.
 pub async fn note_request(
     db: &Store,
     key_hash: Id128,
@@ -55,7 +55,7 @@ pub async fn note_request(
     Ok(db.file.transact(note).await?)
 }
 
-/// The text of a client's order id; `None` if no call has sent one with this number.
+/// The text of a client order id with a number; `None` if no call has sent it.
 pub async fn client_order_text(
     db: &Store,
     user_id: &str,
@@ -70,7 +70,7 @@ pub async fn client_order_text(
     Ok(text)
 }
 
-/// Correlation ids of the calls with these keys, as far as known, in one statement.
+/// Known correlation ids of the calls with these keys. One statement.
 pub async fn correlations(db: &Store, keys: &[Id128]) -> Result<HashMap<Id128, String>, Error> {
     let texts: Vec<String> = keys.iter().map(Id128::to_string).collect();
     let rows: Vec<(String, String)> = sqlx::query_as(
@@ -117,8 +117,8 @@ pub struct Moves {
     pub changes: Vec<(String, Decimal)>,
 }
 
-/// Applies each event once, with the changes per position summed up. `consumer` is the name in the
-/// inbox.
+/// Applies each event once. Writes each position once, with the sum of its changes. `consumer` is
+/// the name in the inbox.
 pub async fn move_positions(
     db: &Store,
     consumer: &'static str,
@@ -191,14 +191,14 @@ fn number(text: &str) -> Result<Decimal, Error> {
 }
 
 /// Last record whose events are published.
-pub async fn fed(db: &Store) -> Result<Sequence, Error> {
+pub async fn feed_position(db: &Store) -> Result<Sequence, Error> {
     let stored = sqlx::query_scalar("SELECT sequence FROM feed WHERE id = 1")
         .fetch_one(db.read())
         .await?;
     Ok(sequence(stored))
 }
 
-pub async fn set_fed(db: &Store, through: Sequence) -> Result<(), Error> {
+pub async fn save_feed_position(db: &Store, through: Sequence) -> Result<(), Error> {
     let set = move |tx: &DirectTx| {
         tx.prepare_cached("UPDATE feed SET sequence = ?1 WHERE id = 1")?
             .execute([through.get().cast_signed()])?;

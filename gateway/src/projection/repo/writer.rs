@@ -1,5 +1,4 @@
-//! Statements that write a batch of records: one per row, prepared once, run on the caller's
-//! thread.
+//! Writes a batch of records: one prepared statement per row, run on the caller's thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use types::{Decimal, InstrumentIx, OrderStatus, RejectReason, Sequence, Side, Us
 
 use super::trade_key;
 use crate::Error;
-use crate::projection::batch::{Answer, NewTrade, OrderChange, Rows, limit};
+use crate::projection::batch::{Answer, NewTrade, OrderChange, Rows, limit_price};
 use crate::projection::micros;
 
 pub const INSERT_ORDER: &str = "INSERT INTO orders (sequence, user, instrument, side, order_type, time_in_force, \
@@ -54,8 +53,8 @@ macro_rules! prepared {
     };
 }
 
-/// An instrument's row, and the stored units per tick and per lot: 1 unless its first rows were
-/// converted from an earlier schema.
+/// An instrument's row number, and the stored units per tick and per lot. Both are 1 unless the
+/// instrument's first rows were converted from an earlier schema.
 #[derive(Clone, Copy)]
 struct Units {
     instrument: i64,
@@ -65,17 +64,17 @@ struct Units {
 
 /// Orders and trades of a batch, for the metrics.
 #[derive(Default)]
-pub struct Brought {
+pub struct BatchCounts {
     /// Orders that a book accepted.
     pub orders: BTreeMap<(InstrumentIx, Side), u64>,
-    /// Times of trades, in microseconds.
+    /// Times of the trades, in microseconds.
     pub trades: BTreeMap<InstrumentIx, Vec<i64>>,
 }
 
-/// Writes batches. Caches the tables' numbers of users and instruments.
+/// Writes batches. Caches the row numbers of users and instruments.
 pub struct Writer {
     names: Arc<Names>,
-    /// By the node's index; 0 = not looked up yet.
+    /// Row numbers, by user index; 0 = not looked up yet.
     users: Vec<i64>,
     instruments: Vec<Option<Units>>,
 }
@@ -89,28 +88,29 @@ impl Writer {
         }
     }
 
-    /// Writes rows and position.
+    /// Writes the rows and the position in the caller's transaction.
     ///
     /// # Errors
-    /// The store fails. The caller must not commit the transaction, and calls [`Self::forget`].
+    /// The store fails. The caller must not commit the transaction, and must call
+    /// [`Self::clear_cache`].
     pub fn write(
         &mut self,
         tx: &DirectTx,
         rows: &Rows<'_>,
         through: Sequence,
-    ) -> Result<Brought, Error> {
-        let mut brought = Brought::default();
-        self.orders(tx, &rows.orders, &mut brought)?;
-        self.trades(tx, &rows.trades, &mut brought)?;
+    ) -> Result<BatchCounts, Error> {
+        let mut counts = BatchCounts::default();
+        self.orders(tx, &rows.orders, &mut counts)?;
+        self.trades(tx, &rows.trades, &mut counts)?;
         for answer in &rows.answers {
             insert_answer(tx, answer)?;
         }
         run!(prepared!(tx, SET_POSITION); signed(through.get()));
-        Ok(brought)
+        Ok(counts)
     }
 
     /// Empties the cache: its rows may not have been committed.
-    pub fn forget(&mut self) {
+    pub fn clear_cache(&mut self) {
         self.users.clear();
         self.instruments.clear();
     }
@@ -119,14 +119,14 @@ impl Writer {
         &mut self,
         tx: &DirectTx,
         changes: &[OrderChange<'_>],
-        brought: &mut Brought,
+        counts: &mut BatchCounts,
     ) -> Result<(), Error> {
         let mut insert = prepared!(tx, INSERT_ORDER);
         let mut update = prepared!(tx, UPDATE_ORDER);
         for change in changes {
             let order = change.order;
             let units = self.units(tx, order.instrument)?;
-            let price = limit(order.terms.order_type, order.price);
+            let price = limit_price(order.terms.order_type, order.price);
             let price = price.map(|ticks| units.price(ticks.0)).transpose()?;
             let (quantity, filled) = (
                 units.quantity(order.quantity.0)?,
@@ -166,7 +166,7 @@ impl Writer {
                 updated_us,
             );
             if status != OrderStatus::Rejected {
-                *brought
+                *counts
                     .orders
                     .entry((order.instrument, order.side))
                     .or_default() += 1;
@@ -179,7 +179,7 @@ impl Writer {
         &mut self,
         tx: &DirectTx,
         trades: &[NewTrade<'_>],
-        brought: &mut Brought,
+        counts: &mut BatchCounts,
     ) -> Result<(), Error> {
         let mut insert = prepared!(tx, INSERT_TRADE);
         for NewTrade {
@@ -204,7 +204,7 @@ impl Writer {
                 trade.taker.side.code(),
                 signed(*executed_ns),
             );
-            let times = brought.trades.entry(trade.instrument).or_default();
+            let times = counts.trades.entry(trade.instrument).or_default();
             times.push(micros(*executed_ns));
         }
         Ok(())
@@ -278,7 +278,7 @@ impl Units {
     }
 }
 
-/// The index among the command's events is only in the public id.
+/// Index of a trade among its command's events, decoded from the public id.
 fn index(trade: &Trade) -> u32 {
     derived::trade_index(trade.id).expect("a trade id has an index")
 }
@@ -287,7 +287,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("sequences and times have 63 bits")
 }
 
-/// Stores the first answer under a key. The slices of a mass cancel add what they cancel.
+/// Stores the first answer under a key. Later slices of a mass cancel only add to `cancelled`.
 pub(super) fn insert_answer(tx: &DirectTx, answer: &Answer) -> Result<(), Error> {
     run!(prepared!(tx, INSERT_ANSWER);
         answer.key_hash.as_u128().to_be_bytes().as_slice(),

@@ -1,17 +1,17 @@
-//! Orders from the replica as rows of the history, which may lack them.
+//! Builds history rows of orders from the replica, since the history may lag.
 
 use replica::Order;
 use tonic::Status;
 use types::{Decimal, Handle, Sequence};
 
-use super::stored;
+use super::stored_order;
 use crate::market::Market;
-use crate::projection::batch::{OrderChange, limit};
+use crate::projection::batch::{OrderChange, limit_price};
 use crate::projection::rows::OrderRow;
 use crate::projection::{micros, repo};
 use crate::refusal;
 
-/// An order to cancel or to amend. Price and quantity may be older than the order.
+/// An order to cancel or to amend. Price and quantity may be out of date.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub order_id: String,
@@ -26,7 +26,7 @@ impl Target {
     pub(super) fn of(market: &Market, order: &Order) -> Self {
         let names = market.replica.names();
         let spec = names.instrument(order.instrument);
-        let price = limit(order.terms.order_type, order.price);
+        let price = limit_price(order.terms.order_type, order.price);
         Self {
             order_id: order.id.to_string(),
             user_id: names.user(order.user).to_string(),
@@ -52,8 +52,8 @@ impl From<OrderRow> for Target {
 }
 
 /// The order that a durable record entered or changed, as the record left it. Waits for the
-/// replica; for the history only if the replica no longer has the record in memory.
-/// `client_order_id`: as the caller sent it, if known.
+/// replica. Waits for the history only if the replica no longer has the record in memory.
+/// `client_order_id`: the caller's text, if known.
 pub async fn order_after(
     market: &Market,
     sequence: Sequence,
@@ -61,7 +61,7 @@ pub async fn order_after(
     order_id: &str,
     client_order_id: Option<&str>,
 ) -> Result<OrderRow, Status> {
-    // If the replica does not get there, the history does not either.
+    // A timeout needs no handling here: the history lags the replica, and its wait reports the lag.
     let applied = market.replica.wait(sequence);
     let _ = tokio::time::timeout(market.read_wait(), applied).await;
     let left = market.replica.effects(sequence, |applied| {
@@ -72,12 +72,12 @@ pub async fn order_after(
         return row(market, &order, updated_ns, reason, client_order_id).await;
     }
     market.await_history(sequence).await?;
-    let row = stored(market, order_id).await?;
+    let row = stored_order(market, order_id).await?;
     row.ok_or_else(refusal::order_not_found)
 }
 
-/// An order of the replica as the history has it after the same records. `reason`: why it ended,
-/// empty if it is open.
+/// The history row of an order of the replica. `reason`: why the order was cancelled or refused,
+/// else empty.
 pub async fn row(
     market: &Market,
     order: &Order,
@@ -103,7 +103,7 @@ pub async fn row(
         post_only: terms.post_only,
         stp: terms.stp,
         expires_at_us: micros(terms.expire_at_ns),
-        price: limit(terms.order_type, order.price).map(|price| spec.price(price)),
+        price: limit_price(terms.order_type, order.price).map(|price| spec.price(price)),
         quantity: spec.quantity(order.quantity),
         filled: spec.quantity(order.filled),
         value_minor: order.fill_totals.value_minor.0,
@@ -117,12 +117,12 @@ pub async fn row(
     })
 }
 
-/// A client order id as the caller sent it, or the number that a session sent.
+/// The text of a client order id, or its number if a session sent it. Empty for none.
 async fn client_order_text(market: &Market, user_id: &str, number: u64) -> Result<String, Status> {
     if number == 0 {
         return Ok(String::new());
     }
     let text = repo::client_order_text(&market.projection.db, user_id, number);
-    let text = market.stored(text).await?;
+    let text = market.access_store(text).await?;
     Ok(text.unwrap_or_else(|| number.to_string()))
 }
