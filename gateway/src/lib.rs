@@ -21,7 +21,7 @@
 //! | `api` | MarketService, book views (`depth`), diagnostic reads, event consumers (`consumers`) |
 //! | `clock` | ConfirmClock |
 //! | `orders` | calls over RPC: place, cancel, amend, mass cancel, kill switch, member bounds |
-//! | `funding`, `sweeper` | trading holds, and the release of every hold |
+//! | `funding`, `sweeper` | trading holds; reconciliation of ledger holds with the journal |
 //! | `front` | trading sessions, on a polled thread |
 //! | `budget` | each user's remaining daily budget for session orders |
 //! | `idle_sessions` | forgets sessions that were closed long ago |

@@ -212,7 +212,7 @@ mod tests {
         for user in &users {
             assert!(!in_flight.has_slot(*user, false) && in_flight.has_slot(*user, true));
         }
-        // The first one's cancels: up to half of what was free for them and its orders.
+        // The first user's cancels, until its requests in flight equal the slots free for cancels.
         let cancels = fill(&mut in_flight, users[0], true);
         assert_eq!(cancels, 320);
         assert!(

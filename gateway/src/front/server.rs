@@ -40,7 +40,7 @@ pub struct Bound {
     fingerprint: String,
 }
 
-/// A front that signals its end by dropping `_ended`.
+/// A front that signals its end: dropping it drops `_ended`.
 struct Watched {
     front: Front,
     _ended: oneshot::Sender<()>,
