@@ -59,7 +59,7 @@ impl Admission {
             .map_err(|_| RejectReason::AmountOverflow)?;
             let value = spec
                 .terms
-                .value(self.price_to_trade(r, price), r.quantity)
+                .value(self.valuation_price(r, price), r.quantity)
                 .ok_or(RejectReason::AmountOverflow)?;
             (draw, value)
         } else {
@@ -162,7 +162,7 @@ impl Admission {
 
     /// The price at which the order may trade at once: a sell gets the best bid, however low its
     /// own price.
-    fn price_to_trade(&self, r: &NewRequest, price: Ticks) -> Ticks {
+    fn valuation_price(&self, r: &NewRequest, price: Ticks) -> Ticks {
         match (r.side, self.quote(r.instrument).opposite(r.side)) {
             (Side::Sell, Some(bid)) => price.max(bid),
             _ => price,

@@ -125,7 +125,7 @@ impl Bound {
             commit: market.commit.clone(),
             queue: front_queue.clone(),
             actions: Vec::new(),
-            goodbye: None,
+            ended_at: None,
         };
         let watched = Box::new(Watched {
             front,
