@@ -4,7 +4,12 @@ use futures::{FutureExt, future::BoxFuture};
 use std::{sync::Arc, time::Duration};
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
-use rail::{client::BankClient, client::BankError, keys::Keys, keys::KeysError, webhook::Verifier};
+use rail::{
+    client::{BankClient, BankError},
+    keys::{Keys, KeysError},
+    purpose_code::{self, SeparatorInField},
+    webhook::Verifier,
+};
 use service_clients::{CfaClient, ChainClient, IdentityClient, Policy};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +47,8 @@ pub enum Error {
     Keys(#[from] KeysError),
     #[error(transparent)]
     Bank(#[from] BankError),
+    #[error("payments settings `requisites` and `deposit_purpose`: {0}")]
+    Requisites(#[from] SeparatorInField),
 }
 
 /// The running service.
@@ -62,6 +69,7 @@ pub fn start(
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<PaymentsHandle, Error>> {
     Box::pin(async move {
+        purpose_code::check(&config.requisites, &config.deposit_purpose)?;
         let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
         let keys = Keys::load_or_create(&config.keys_dir)?;
         let bank = BankClient::new(

@@ -6,6 +6,8 @@
 use crate::{Rub, account};
 
 const HEADER: &str = "ST00012";
+/// Separator of a payload's fields. The format has no escape for it.
+const SEPARATOR: char = '|';
 const CODE_PREFIX: &str = "PAY-";
 
 /// Recipient of a bank transfer.
@@ -43,8 +45,40 @@ pub fn payment_id(text: &str) -> Option<&str> {
     word.strip_prefix(CODE_PREFIX).filter(|id| !id.is_empty())
 }
 
+/// A value contains the separator, so that it would end early and begin another field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} contains `{SEPARATOR}`, which separates the fields of the QR payload; remove it")]
+pub struct SeparatorInField {
+    field: &'static str,
+}
+
+/// Checks that a payload can carry these values.
+///
+/// # Errors
+/// [`SeparatorInField`].
+pub fn check(to: &Requisites, purpose: &str) -> Result<(), SeparatorInField> {
+    let values: [(&'static str, &str); 6] = [
+        ("name", &to.name),
+        ("account_number", &to.account_number),
+        ("bank_name", &to.bank_name),
+        ("bic", &to.bic),
+        ("correspondent_account", &to.correspondent_account),
+        ("purpose", purpose),
+    ];
+    for (field, value) in values {
+        if value.contains(SEPARATOR) {
+            return Err(SeparatorInField { field });
+        }
+    }
+    Ok(())
+}
+
 /// The QR payload. The standard requires the sum in kopecks.
+///
+/// # Panics
+/// The values do not pass [`check`].
 pub fn payload(to: &Requisites, amount: Rub, purpose: &str, payment_id: &str) -> String {
+    assert_eq!(check(to, purpose), Ok(()));
     format!(
         "{HEADER}|Name={}|PersonalAcc={}|BankName={}|BIC={}|CorrespAcc={}|Sum={}|Purpose={purpose} {}",
         to.name,
@@ -59,7 +93,7 @@ pub fn payload(to: &Requisites, amount: Rub, purpose: &str, payment_id: &str) ->
 
 /// Payment id and sum of a payload; `None` if the text is not a payload.
 pub fn read(payload: &str) -> Option<(String, Rub)> {
-    let mut fields = payload.split('|');
+    let mut fields = payload.split(SEPARATOR);
     if fields.next() != Some(HEADER) {
         return None;
     }
@@ -96,5 +130,39 @@ mod tests {
         assert_eq!(payment_id("PAY-0190-a"), Some("0190-a"));
         assert_eq!(payment_id("Пополнение PAY-"), None);
         assert_eq!(read("ST00011|Name=x"), None);
+    }
+
+    // rows: R319
+    #[test]
+    fn r319_a_value_with_the_separator_is_refused_and_any_other_is_read_unchanged() {
+        let sum = Rub::from_kopecks(150_050);
+        let own = Requisites {
+            name: "ООО \"Ромашка = 1\"; Sum=7".into(),
+            ..Requisites::default()
+        };
+        let purpose = "Top-up, Sum=7 PAY-0190-b";
+        assert_eq!(check(&own, purpose), Ok(()));
+        let written = payload(&own, sum, purpose, "0190-a");
+        assert_eq!(written.split(SEPARATOR).count(), 8);
+        assert_eq!(read(&written), Some(("0190-a".to_owned(), sum)));
+
+        let broken: [(&str, fn(&mut Requisites) -> &mut String); 5] = [
+            ("name", |to| &mut to.name),
+            ("account_number", |to| &mut to.account_number),
+            ("bank_name", |to| &mut to.bank_name),
+            ("bic", |to| &mut to.bic),
+            ("correspondent_account", |to| &mut to.correspondent_account),
+        ];
+        for (field, value) in broken {
+            let mut to = Requisites::default();
+            value(&mut to).push_str("|Sum=1");
+            assert_eq!(check(&to, "Top-up"), Err(SeparatorInField { field }));
+        }
+        let refused = check(&Requisites::default(), "Top-up|Sum=1").unwrap_err();
+        assert_eq!(refused, SeparatorInField { field: "purpose" });
+        assert_eq!(
+            refused.to_string(),
+            "purpose contains `|`, which separates the fields of the QR payload; remove it"
+        );
     }
 }

@@ -1,5 +1,9 @@
 //! Intents: limits, methods, events, expiry, polls.
 
+use std::sync::Arc;
+
+use events::Embedded;
+use payments::{AlertSinks, PaymentsConfig, PaymentsDeps};
 use proto::{
     common::v1 as common,
     identity::v1::{BlockUserRequest, SetLimitRequest},
@@ -7,6 +11,8 @@ use proto::{
     sandbox::v1::BankFault,
 };
 use rail::{purpose_code, sbp_link::SbpLink};
+use rpc::{Channel, LocalSlot};
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub};
@@ -52,6 +58,42 @@ async fn r105_each_method_creates_a_pending_intent_that_can_be_paid() {
     }
     assert_eq!(world.bank_balance().await, "4501.50");
     world.stop().await;
+}
+
+// rows: R319
+#[tokio::test]
+async fn r319_a_service_whose_settings_break_the_qr_payload_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
+    let slot = LocalSlot::default();
+    let channel = || Channel::local(&slot, "sandbox.service");
+    let cases: [(&str, fn(&mut PaymentsConfig) -> &mut String); 2] = [
+        ("bank_name", |config| &mut config.requisites.bank_name),
+        ("purpose", |config| &mut config.deposit_purpose),
+    ];
+    for (field, text) in cases {
+        let mut config = PaymentsConfig {
+            data_dir: folder.path().join("payments"),
+            keys_dir: folder.path().join("keys"),
+            ..PaymentsConfig::default()
+        };
+        text(&mut config).push_str("|Sum=1");
+        let deps = PaymentsDeps {
+            log: log.clone(),
+            identity: channel(),
+            cfa: channel(),
+            chain: channel(),
+            alerts: AlertSinks::default(),
+        };
+        let started = payments::start(config, deps, CancellationToken::new()).await;
+        let refused = started.err().expect(field).to_string();
+        assert!(
+            refused.contains(&format!("{field} contains `|`")),
+            "{refused}"
+        );
+        assert!(!folder.path().join("payments").exists(), "{field}");
+    }
+    log.close().await;
 }
 
 // rows: R012 R106 R036 R303
