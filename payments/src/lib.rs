@@ -10,6 +10,7 @@
 //! | `tokens` | the token side, read from the CFA service and the chain |
 //! | `api` | RPC, HTTP and events: the only module that uses generated messages |
 //! | `alert` | sinks of critical alerts |
+//! | `failpoint` | places where tests kill the process |
 //!
 //! Architecture invariants:
 //! - An unverified webhook changes nothing.
@@ -20,6 +21,7 @@
 pub mod alert;
 mod api;
 pub mod config;
+pub mod failpoint;
 pub mod intent;
 pub mod payout;
 pub mod receipt;

@@ -13,6 +13,7 @@ use types::PaymentStatus;
 
 use crate::{
     api::publish::{self as emit, UserChange},
+    failpoint,
     payout::{
         Cancel, Next, Outcome, Payout, TransferOutcome, next_action, on_cancel, on_transfer_report,
         refund_candidate,
@@ -336,7 +337,13 @@ impl Gateway {
             payout.next_attempt_at_us = now_us + self.payout_pause_us(0);
         }
         payout.updated_at_us = now_us;
+        let reach = |place: &str| {
+            if event.is_some() {
+                failpoint::reach(place);
+            }
+        };
         payouts::save_in_tx(&mut tx, &payout).await?;
+        reach(failpoint::RESULT_WRITTEN);
         if let Some(payment_id) = payout
             .refunds
             .as_ref()
@@ -346,7 +353,9 @@ impl Gateway {
             intents::set_status_in_tx(&mut tx, payment_id, refunded, false, now_us).await?;
         }
         events::outbox::append_in_tx(&mut tx, event.as_slice()).await?;
+        reach(failpoint::EVENT_WRITTEN);
         tx.commit().await?;
+        reach(failpoint::RESULT_COMMITTED);
         tracing::info!(
             payout_id,
             user_id = payout.user_id,
@@ -381,6 +390,7 @@ impl Gateway {
         let Some(ordered) = self.begin_order(&payout.payout_id).await? else {
             return Ok(());
         };
+        failpoint::reach(failpoint::ORDER_BEGUN);
         let purpose = format!("{} {}", self.config.payout_purpose, ordered.payout_id);
         let answer = self.bank.initiate_transfer(
             &ordered.payout_id,
@@ -388,7 +398,9 @@ impl Gateway {
             ordered.amount,
             &purpose,
         );
-        let report = match self.record_bank_health(answer.await) {
+        let answer = answer.await;
+        failpoint::reach(failpoint::ORDER_SENT);
+        let report = match self.record_bank_health(answer) {
             Ok(TransferOrderResult::Accepted(report)) => TransferOutcome::from(report),
             Ok(TransferOrderResult::Refused(report)) => TransferOutcome::from(TransferReport {
                 status: Status::Failed,

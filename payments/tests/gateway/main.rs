@@ -1,6 +1,7 @@
 //! The payments gateway at its boundary: RPC, HTTP, the sandbox bank over loopback, published
 //! events.
 
+mod crash;
 mod deposits;
 mod lines;
 mod logs;

@@ -1,8 +1,11 @@
 //! Payouts: recorded, released, ordered once, confirmed or failed.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use axum::{Router, body::Bytes, extract::State};
@@ -19,8 +22,8 @@ use tokio::net::TcpListener;
 use tonic::Code;
 
 use crate::world::{
-    ALICE, World, amount_of, ctx, ctx_with, http_client, intent_ask, rub, transfer_notice, until,
-    valid_account,
+    ALICE, World, amount_of, ctx, ctx_with, http_client, in_time, intent_ask, rub, transfer_notice,
+    until, valid_account,
 };
 
 const PENDING: i32 = common::PaymentStatus::Pending as i32;
@@ -649,7 +652,8 @@ async fn r127_the_bank_is_called_again_after_its_failure_under_load() {
 struct Lossy {
     bank_url: Arc<std::sync::OnceLock<String>>,
     to_lose: Arc<AtomicU32>,
-    orders: Arc<AtomicU32>,
+    /// When transfer orders arrived, on the clock of the service.
+    ordered_at_us: Arc<Mutex<Vec<i64>>>,
     /// Transfers are no longer found.
     forgetful: Arc<AtomicBool>,
 }
@@ -662,6 +666,10 @@ async fn pass_on(
     body: Bytes,
 ) -> (http::StatusCode, Bytes) {
     let is_order = method == "POST" && uri.path() == "/bank/v1/transfers";
+    if is_order {
+        let now_us = service_kit::clock::now_us();
+        lossy.ordered_at_us.lock().unwrap().push(now_us);
+    }
     let is_status = method == "GET" && uri.path().starts_with("/bank/v1/transfers/");
     if is_status && lossy.forgetful.load(Ordering::SeqCst) {
         return (http::StatusCode::NOT_FOUND, Bytes::new());
@@ -674,7 +682,6 @@ async fn pass_on(
     let answer = request.send().await.unwrap();
     let (status, bytes) = (answer.status(), answer.bytes().await.unwrap());
     if is_order {
-        lossy.orders.fetch_add(1, Ordering::SeqCst);
         let lost = lossy
             .to_lose
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
@@ -691,22 +698,37 @@ async fn r127_a_lost_response_is_retried_with_the_same_request_id() {
     let lossy = Lossy {
         bank_url: Arc::default(),
         to_lose: Arc::new(AtomicU32::new(3)),
-        orders: Arc::default(),
+        ordered_at_us: Arc::default(),
         forgetful: Arc::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy_url = format!("http://{}", listener.local_addr().unwrap());
     let proxy = Router::new().fallback(pass_on).with_state(lossy.clone());
     let proxy = tokio::spawn(async move { axum::serve(listener, proxy).await.unwrap() });
-    let world = World::start_with(|setup| setup.bank_url = Some(proxy_url)).await;
+    let world = World::start_with(|setup| {
+        setup.bank_url = Some(proxy_url);
+        setup.payments.payout_pause_first_ms = 50;
+        setup.payments.payout_pause_most_ms = 100;
+    })
+    .await;
     lossy.bank_url.set(world.bank_url.clone()).unwrap();
     world.fund("100.00").await;
     // Otherwise the bank's webhook would end the payout before the order is repeated.
     world.set_fault(BankFault::WebhookLost, "").await;
     world.initiate("po-1", "10.00", &valid_account()).await;
+    let released_at_us = service_kit::clock::now_us();
     world.release("po-1").await;
     world.until_payout("po-1", SUCCESS).await;
-    assert_eq!(lossy.orders.load(Ordering::SeqCst), 4);
+    // Pauses of 50, 100 and 100 ms: doubled, up to the longest one.
+    let ordered_at_us = lossy.ordered_at_us.lock().unwrap().clone();
+    assert_eq!(ordered_at_us.len(), 4);
+    for (at_us, least_ms) in ordered_at_us.iter().zip([0, 50, 150, 250]) {
+        let waited_us = at_us - released_at_us;
+        assert!(
+            waited_us >= least_ms * 1_000,
+            "{waited_us} us, {least_ms} ms"
+        );
+    }
     assert_eq!(world.transfers().await.len(), 1);
     assert_eq!(world.bank_balance().await, "90.00");
     world.stop().await;
@@ -719,7 +741,7 @@ async fn r128_unpollable_payout_does_not_stop_reconciliation() {
     let lossy = Lossy {
         bank_url: Arc::default(),
         to_lose: Arc::default(),
-        orders: Arc::default(),
+        ordered_at_us: Arc::default(),
         forgetful: Arc::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -763,35 +785,91 @@ async fn r126_an_order_that_the_bank_rejects_fails_the_payout() {
     world.stop().await;
 }
 
+/// Arrival and body of each request.
+type Requests = Arc<Mutex<Vec<(Instant, Bytes)>>>;
+
+async fn refuse(State(requests): State<Requests>, body: Bytes) -> http::StatusCode {
+    requests.lock().unwrap().push((Instant::now(), body));
+    http::StatusCode::SERVICE_UNAVAILABLE
+}
+
+// rows: R127
+#[tokio::test]
+async fn r127_attempts_of_a_bank_call_wait_for_the_configured_pauses() {
+    let requests = Requests::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let bank = Router::new().fallback(refuse).with_state(requests.clone());
+    let bank = tokio::spawn(async move { axum::serve(listener, bank).await.unwrap() });
+    let world = World::start_with(|setup| {
+        setup.bank_url = Some(url);
+        setup.payments.client.tries = 4;
+        setup.payments.client.retry_pause_ms = 50;
+    })
+    .await;
+    let ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+    let mut payments = world.payments();
+    let refused = in_time("the refusal", payments.create_payment_intent(ask)).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
+    let requests = requests.lock().unwrap().clone();
+    assert_eq!(requests.len(), 4);
+    // The pause begins after the answer to an attempt, so after its arrival, and doubles.
+    for (pair, pause_ms) in requests.windows(2).zip([50, 100, 200]) {
+        let waited = pair[1].0 - pair[0].0;
+        assert!(
+            waited >= Duration::from_millis(pause_ms),
+            "{waited:?}, {pause_ms} ms"
+        );
+        assert_eq!(
+            pair[1].1, pair[0].1,
+            "every attempt has the same payment id"
+        );
+    }
+    world.stop().await;
+    bank.abort();
+}
+
 // rows: R127 R341
 #[tokio::test]
 async fn r127_a_hanging_bank_costs_bounded_time_and_attempts() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let attempts = Arc::new(AtomicU32::new(0));
-    let counted = attempts.clone();
+    let attempts = Arc::<Mutex<Vec<Instant>>>::default();
+    let seen = attempts.clone();
     let hanging = tokio::spawn(async move {
         let mut held = Vec::new();
         loop {
             held.push(listener.accept().await.unwrap());
-            counted.fetch_add(1, Ordering::SeqCst);
+            seen.lock().unwrap().push(Instant::now());
         }
     });
     let world = World::start_with(|setup| {
         setup.bank_url = Some(url);
-        setup.payments.client.call_timeout_ms = 100;
+        setup.payments.client.call_timeout_ms = 200;
+        setup.payments.client.retry_pause_ms = 50;
     })
     .await;
-    let refused = world
-        .payments()
-        .create_payment_intent(intent_ask(ALICE, "1.00", PaymentMethod::SbpQr))
-        .await
-        .unwrap_err();
+    let ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+    let mut payments = world.payments();
+    let began = Instant::now();
+    let refused = in_time("the refusal", payments.create_payment_intent(ask)).await;
+    let took = began.elapsed();
+    let refused = refused.unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
         (Code::Unavailable, "Bank is unavailable")
     );
-    assert_eq!(attempts.load(Ordering::SeqCst), 3);
+    // Each attempt lasts the timeout; pauses of 50 and 100 ms follow the first two.
+    let attempts = attempts.lock().unwrap().clone();
+    assert_eq!(attempts.len(), 3);
+    for (at, least_ms) in attempts.iter().zip([0, 250, 550]) {
+        let waited = *at - began;
+        assert!(
+            waited >= Duration::from_millis(least_ms),
+            "{waited:?}, {least_ms} ms"
+        );
+    }
+    assert!(took >= Duration::from_millis(750), "{took:?}");
     let listed = world
         .payments()
         .list_payment_intents(wire::ListPaymentIntentsRequest::default())

@@ -4,10 +4,12 @@
 
 use std::{
     collections::HashMap,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{Router, body::Body, extract::State, middleware::Next};
@@ -56,6 +58,8 @@ pub struct CfaStub {
     pub receipts: Mutex<HashMap<String, ReceiptStatus>>,
     pub is_away: AtomicBool,
     pub is_chain_away: AtomicBool,
+    /// Delay of every answer with the supply.
+    pub supply_delay: Mutex<Duration>,
 }
 
 impl CfaStub {
@@ -108,8 +112,29 @@ pub struct Setup {
     pub bank_url: Option<String>,
 }
 
+/// Folder of the stores of a world.
+pub enum Folder {
+    /// Removed on drop.
+    Own(TempDir),
+    /// Removed by another process.
+    Foreign(PathBuf),
+}
+
+impl Folder {
+    pub fn temporary() -> Arc<Folder> {
+        Arc::new(Folder::Own(tempfile::tempdir().unwrap()))
+    }
+
+    pub fn path(&self) -> &Path {
+        match self {
+            Folder::Own(folder) => folder.path(),
+            Folder::Foreign(path) => path,
+        }
+    }
+}
+
 pub struct World {
-    pub folder: Arc<TempDir>,
+    pub folder: Arc<Folder>,
     pub log: Arc<Embedded>,
     pub cfa: Arc<CfaStub>,
     /// Calls received by identity: `CheckLimits DEPOSIT DEPOSIT alice 100.00`.
@@ -128,14 +153,13 @@ impl World {
     }
 
     pub async fn start_with(change: impl FnOnce(&mut Setup)) -> World {
-        let folder = Arc::new(tempfile::tempdir().unwrap());
-        let world = World::open(folder, change).await;
+        let world = World::open(Folder::temporary(), change).await;
         world.create_user(ALICE).await;
         world
     }
 
     /// Starts all services on the state in a folder.
-    pub async fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Setup)) -> World {
+    pub async fn open(folder: Arc<Folder>, change: impl FnOnce(&mut Setup)) -> World {
         let stop = CancellationToken::new();
         let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
         let slots: [LocalSlot; 5] = Default::default();
@@ -229,7 +253,7 @@ impl World {
     }
 
     /// Stops all services and returns the folder.
-    pub async fn stop(mut self) -> Arc<TempDir> {
+    pub async fn stop(mut self) -> Arc<Folder> {
         self.stop.cancel();
         self.slots.iter().for_each(LocalSlot::clear);
         let server = self.server.take().unwrap();
@@ -688,7 +712,11 @@ async fn get_supply(
             }),
             block_number: *stub.block.lock().unwrap(),
         };
-        async { Ok::<_, Status>(Response::new(supply)) }
+        let delay = *stub.supply_delay.lock().unwrap();
+        async move {
+            tokio::time::sleep(delay).await;
+            Ok::<_, Status>(Response::new(supply))
+        }
     });
     tonic::server::Grpc::new(codec).unary(answer, request).await
 }

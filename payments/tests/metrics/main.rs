@@ -6,7 +6,10 @@
 #[allow(dead_code, reason = "each test target uses its part")]
 mod world;
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use proto::{
     common::v1::PaymentStatus,
@@ -164,11 +167,16 @@ async fn r272_payment_processing_duration_seconds_is_a_histogram_by_method() {
     let world = World::start().await;
     let before = Scrape::of(&world).await;
     let began = Instant::now();
+    // How long each method's payment takes.
+    let delay = |method: PaymentMethod| Duration::from_millis(100 * method as u64);
     for (method, label) in METHODS {
         let intent = world.create_intent("5.00", method).await;
         let id = intent.payment_id.as_str();
         // Only the first success ends the processing.
         for (webhook_id, status) in [("1", "FAILED"), ("2", "SUCCESS"), ("3", "SUCCESS")] {
+            if webhook_id == "2" {
+                tokio::time::sleep(delay(method)).await;
+            }
             let notice = payment_notice(id, status, "5.00");
             let webhook_id = format!("{label}-{webhook_id}");
             let (answer, _) = world.post_webhook(&webhook_id, &notice).await;
@@ -180,16 +188,20 @@ async fn r272_payment_processing_duration_seconds_is_a_histogram_by_method() {
     let name = "payment_processing_duration_seconds";
     let after = Scrape::of(&world).await;
     assert_eq!(after.types[name], "histogram");
-    for (_, label) in METHODS {
+    for (method, label) in METHODS {
         let grown = |series: String| after.value(&series) - before.value(&series);
         let labels = format!(r#"method="{label}""#);
         assert_eq!(grown(format!("{name}_count{{{labels}}}")), 1.0, "{label}");
         let last = format!(r#"{name}_bucket{{{labels},le="+Inf"}}"#);
         assert_eq!(grown(last), 1.0, "{label}");
-        // Seconds, not another unit: no processing is longer than all of them together. The clock
-        // of the service may be slewed meanwhile.
+        // Seconds, not another unit: no processing is shorter than its delay, or longer than all of
+        // them together. The clock of the service has whole microseconds and may be slewed.
         let sum_s = grown(format!("{name}_sum{{{labels}}}"));
-        assert!((0.0..elapsed_s + 1.0).contains(&sum_s), "{label}: {sum_s}");
+        let least_s = delay(method).as_secs_f64() - 1e-5;
+        assert!(
+            (least_s..elapsed_s + 1.0).contains(&sum_s),
+            "{label}: {sum_s}"
+        );
     }
     world.stop().await;
 }
@@ -200,6 +212,8 @@ async fn r273_reconciliation_duration_seconds_is_a_histogram_of_reconciliations(
     let _turn = exclusive().await;
     let world = World::start().await;
     let before = Scrape::of(&world).await;
+    let delay = Duration::from_millis(300);
+    *world.cfa.supply_delay.lock().unwrap() = delay;
     let began = Instant::now();
     let ask = wire::ReconcileRequest {
         context: ctx(),
@@ -220,7 +234,9 @@ async fn r273_reconciliation_duration_seconds_is_a_histogram_of_reconciliations(
     assert_eq!(after.types[name], "histogram");
     assert_eq!(grown("_count"), 1.0);
     assert_eq!(grown(r#"_bucket{le="+Inf"}"#), 1.0);
-    assert!((0.0..=elapsed_s).contains(&grown("_sum")), "{elapsed_s}");
+    let sum_s = grown("_sum");
+    let expected = delay.as_secs_f64()..=elapsed_s;
+    assert!(expected.contains(&sum_s), "{sum_s} s, {expected:?}");
     assert_eq!(
         after.growth(&before, "reconciliations_total"),
         series([(r#"reconciliations_total{result="balanced"}"#, 1.0)])
