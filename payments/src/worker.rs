@@ -25,6 +25,9 @@ const SLEEP_MS_MAX: u64 = 2_000;
 const SLEEP_MS_MIN: u64 = 20;
 /// Pause after a failed reconciliation at the cut-off.
 const CUT_OFF_RETRY_MS: u64 = 30_000;
+/// How many days back a missed day is reconciled. Bounds the work after a long downtime: the
+/// amounts are today's for each of these days.
+const CATCH_UP_DAYS: i64 = 31;
 
 const ALERT_GROUP: &str = "payments.alerts";
 const USERS_GROUP: &str = "payments.users";
@@ -77,17 +80,17 @@ pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Reconciles each day after it ends; at the start, also the previous day if it was missed.
+/// Reconciles each day after it ends, and first the days that were missed during downtime.
 pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     loop {
-        let day = BusinessDay::of(clock::now_us()).previous();
+        let today = BusinessDay::of(clock::now_us());
         let closed = tokio::select! {
             () = shutdown.cancelled() => return,
-            closed = close_day(&gateway, day) => closed,
+            closed = close_days_before(&gateway, today) => closed,
         };
         let sleep_ms = match closed {
             Ok(()) => {
-                let left_us = day.next().end_us() - clock::now_us();
+                let left_us = today.end_us() - clock::now_us();
                 u64::try_from(left_us / 1_000 + 1).unwrap_or(1)
             }
             Err(fault) => {
@@ -102,6 +105,15 @@ pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
+/// Reconciles the past [`CATCH_UP_DAYS`] days that have no report, oldest first.
+async fn close_days_before(gateway: &Gateway, today: BusinessDay) -> Result<(), Fault> {
+    for number in today.number() - CATCH_UP_DAYS..today.number() {
+        close_day(gateway, BusinessDay::from_number(number)).await?;
+    }
+    Ok(())
+}
+
+/// Reconciles a past day, unless it has a report or precedes the first intent.
 async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
     let db = gateway.db.read();
     if !intents::any_before(db, day.end_us()).await? || reports::is_closed(db, day).await? {

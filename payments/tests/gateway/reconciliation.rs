@@ -11,7 +11,7 @@ use tonic::Code;
 use types::BusinessDay;
 
 use crate::lines::Lines;
-use crate::world::{ALICE, World, amount_of, ctx, rub, until};
+use crate::world::{ALICE, Folder, World, amount_of, ctx, rub, until};
 
 type Amount = Option<proto::common::v1::Money>;
 
@@ -346,24 +346,38 @@ async fn r128_one_key_is_one_report() {
     world.stop().await;
 }
 
+/// The store of a stopped gateway.
+async fn open_store(folder: &Folder) -> sqlx::SqlitePool {
+    let file = folder.path().join("payments/payments.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    sqlx::SqlitePool::connect_with(options).await.unwrap()
+}
+
+/// Moves the intents of a stopped gateway to a past day, as if it had been down since.
+async fn backdate_intents(folder: &Folder, day: BusinessDay) {
+    let db = open_store(folder).await;
+    let moved = sqlx::query("UPDATE intents SET created_at_us = $1");
+    let moved = moved.bind(day.start_us()).execute(&db).await;
+    assert!(moved.unwrap().rows_affected() > 0);
+    db.close().await;
+}
+
+fn today() -> BusinessDay {
+    BusinessDay::of(service_kit::clock::now_us())
+}
+
+fn days_ago(days: i64) -> BusinessDay {
+    BusinessDay::from_number(today().number() - days)
+}
+
 // rows: R128 R132
 #[tokio::test]
 async fn t28_a_day_missed_during_downtime_is_reconciled_at_the_next_start() {
     let world = World::start().await;
     world.fund("100.00").await;
     let folder = world.stop().await;
-    // Backdate the intents, so that yesterday has some.
-    let file = folder.path().join("payments/payments.db");
-    let db = sqlx::SqlitePool::connect(&format!("sqlite://{}", file.display()))
-        .await
-        .unwrap();
-    sqlx::query("UPDATE intents SET created_at_us = created_at_us - 86400000000")
-        .execute(&db)
-        .await
-        .unwrap();
-    db.close().await;
-    let yesterday = || BusinessDay::of(service_kit::clock::now_us()).previous();
-    let before = yesterday();
+    backdate_intents(&folder, days_ago(1)).await;
+    let before = days_ago(1);
     let world = World::open(folder, |setup| setup.payments.daily_reconciliation = true).await;
     let body = until(async || {
         let (status, body) = world.get("/reconciliation/latest").await;
@@ -373,10 +387,74 @@ async fn t28_a_day_missed_during_downtime_is_reconciled_at_the_next_start() {
     // Midnight may have passed meanwhile.
     let date = |day: BusinessDay| proto::convert::to_timestamp_us(day.start_us()).to_string();
     let reported = body["businessDate"].as_str().unwrap();
-    let expected = [date(before), date(yesterday())];
+    let expected = [date(before), date(days_ago(1))];
     assert!(
         expected.contains(&reported.to_owned()),
         "{reported} {expected:?}"
     );
     world.stop().await;
+}
+
+/// Starts a gateway on the stores and waits for yesterday's report. Returns the numbers of the days
+/// with a report, in the order of the reports, and today's number before and after the run.
+async fn catch_up(folder: Arc<Folder>) -> (Arc<Folder>, Vec<i64>, [i64; 2]) {
+    let before = today().number();
+    let world = World::open(folder, |setup| {
+        setup.payments.daily_reconciliation = true;
+        // The stub's supply differs from the bank's balance: one reading is enough.
+        setup.payments.reconcile_readings = 1;
+    })
+    .await;
+    until(async || {
+        let latest = wire::GetLatestReportRequest::default();
+        let latest = world.payments().get_latest_report(latest).await.ok()?;
+        let date = latest.into_inner().report?.business_date?;
+        let day = BusinessDay::of(proto::convert::timestamp_us(&date)).number();
+        (day + 1 >= before).then_some(())
+    })
+    .await;
+    let folder = world.stop().await;
+    let after = today().number();
+    let db = open_store(&folder).await;
+    let days = sqlx::query_scalar("SELECT business_day FROM reports ORDER BY rowid");
+    let days: Vec<i64> = days.fetch_all(&db).await.unwrap();
+    db.close().await;
+    (folder, days, [before, after])
+}
+
+// rows: R128 R132
+#[tokio::test]
+async fn r128_every_day_missed_during_downtime_is_reconciled_once_oldest_first() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    let folder = world.stop().await;
+    let first = days_ago(4);
+    backdate_intents(&folder, first).await;
+    // Midnight may pass during the run.
+    let until_today = |today: i64| -> Vec<i64> { (first.number()..today).collect() };
+    let (folder, days, turn) = catch_up(folder).await;
+    assert!(turn.map(until_today).contains(&days), "{days:?} {turn:?}");
+
+    // A catch-up that ended early continues, and repeats no day.
+    let db = open_store(&folder).await;
+    let last_two = "DELETE FROM reports WHERE business_day > $1";
+    let cut = sqlx::query(last_two).bind(days[1]).execute(&db).await;
+    assert!(cut.unwrap().rows_affected() >= 2);
+    db.close().await;
+    let (_, days, turn) = catch_up(folder).await;
+    assert!(turn.map(until_today).contains(&days), "{days:?} {turn:?}");
+}
+
+// rows: R128
+#[tokio::test]
+async fn r128_a_start_after_a_long_downtime_reconciles_the_last_31_days() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    let folder = world.stop().await;
+    backdate_intents(&folder, days_ago(40)).await;
+    let (_, days, [before, after]) = catch_up(folder).await;
+    // Midnight may pass before or after the reports.
+    let expected = [before - 31..before, before - 31..after, after - 31..after];
+    let expected = expected.map(|days| days.collect::<Vec<i64>>());
+    assert!(expected.contains(&days), "{days:?} {expected:?}");
 }
