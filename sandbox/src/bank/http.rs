@@ -56,7 +56,8 @@ pub async fn serve(
         .route("/bank/v1/transfers", post(initiate_transfer))
         .route("/bank/v1/transfers/{transfer_id}", get(transfer_status))
         .route("/bank/v1/accounts/{account_number}/balance", get(balance))
-        .layer(from_fn_with_state(state.clone(), check))
+        // An unknown path is refused before its body is read.
+        .route_layer(from_fn_with_state(state.clone(), check))
         .with_state(state);
     let index = rpc::serve::http_index("HTTP", "bank and fast payments (sandbox)", &["/health"]);
     let app = Router::new()
