@@ -20,6 +20,7 @@ mod findings;
 mod forgetting;
 mod history;
 mod holds;
+mod measured;
 mod money;
 mod orders;
 mod rows;
@@ -27,4 +28,7 @@ mod sessions;
 mod shares;
 mod shutdown;
 mod spinning;
+#[path = "../../../events/tests/common/victim.rs"]
+#[allow(dead_code, reason = "each test target uses its part")]
+mod victim;
 mod world;

@@ -10,6 +10,7 @@ mod clock;
 mod concurrency;
 mod consumed;
 mod crash;
+mod durations;
 mod emitted;
 mod harness;
 mod holds;

@@ -459,13 +459,13 @@ async fn r202_two_requests_at_once_find_their_replies() {
 const OPERATOR: &str = "sandbox.operator";
 
 /// A ledger that serves a port until the value is dropped.
-struct Port {
+pub struct Port {
     address: SocketAddr,
     _shutdown: DropGuard,
 }
 
 impl Port {
-    async fn of(world: &World) -> Self {
+    pub async fn of(world: &World) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
@@ -514,7 +514,7 @@ impl Port {
     }
 
     /// Scrapes the metrics.
-    async fn metrics(&self) -> String {
+    pub async fn metrics(&self) -> String {
         let (status, text) = self.ask("GET", "/metrics", "", "").await;
         assert_eq!(status, 200, "{text}");
         text
@@ -638,7 +638,7 @@ pub fn is_alone(test: &str) -> bool {
 }
 
 /// Value of a series; 0 before its first record.
-fn value(scrape: &str, series: &str) -> f64 {
+pub fn value(scrape: &str, series: &str) -> f64 {
     let of_series = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
     scrape.lines().find_map(of_series).unwrap_or(0.0)
 }

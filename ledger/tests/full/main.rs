@@ -17,6 +17,8 @@ mod concurrency;
 mod consumed;
 #[path = "../boundary/crash.rs"]
 mod crash;
+#[path = "../boundary/durations.rs"]
+mod durations;
 #[path = "../boundary/emitted.rs"]
 mod emitted;
 #[path = "../boundary/harness.rs"]
