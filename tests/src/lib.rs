@@ -13,6 +13,7 @@
 //! | `chaos` | kills of server and clients on a bad network, compared with the journal |
 //! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
 //! | `wire` | the same call in every protocol of a port |
+//! | `grpc` | a call as gRPC, by the method's name |
 //! | `quic` | raw bytes to the trading gateway |
 //! | `seed` | seeds of tests, fixed or given |
 //! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
@@ -31,6 +32,7 @@ pub mod bank;
 pub mod call;
 pub mod chaos;
 pub mod flow;
+pub mod grpc;
 pub mod ledger;
 pub mod log;
 pub mod member;

@@ -3,11 +3,14 @@
 
 mod context;
 mod emitters;
+mod every_service;
 mod followed;
+mod metrics;
 mod outside;
 mod pages;
 mod protocols;
 mod registry;
 mod rules;
 mod schema;
+mod unfinished;
 mod values;

@@ -53,6 +53,16 @@ fn r020_transactions_are_signed_for_the_configured_chain() {
             json!("RECEIPT_STATUS_SUCCESS"),
             "{receipt}"
         );
+        // `chain/tests/signed.rs` decodes the raw transaction and recovers its sender.
+        for field in ["from", "to"] {
+            let of_receipt = text(&receipt, &format!("/receipt/{field}"));
+            let of_transaction = text(&transaction, &format!("/{field}"));
+            assert_eq!(
+                of_transaction.to_lowercase(),
+                of_receipt.to_lowercase(),
+                "{field}"
+            );
+        }
 
         // D42: finalization can be requested from outside; a repeat changes nothing.
         let again = platform
