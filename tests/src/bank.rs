@@ -1,6 +1,7 @@
-//! Webhooks as the bank sends them, signed with the secret shared with the gateway. Implements the
-//! published rules independently of the platform's code (`v1,<base64 HMAC-SHA256(secret,
-//! id.timestamp.body)>`).
+//! Webhooks as the bank sends them, signed with the secret that it shares with `payments`.
+//!
+//! Implements the published rule independently of the platform's code: the signature is
+//! `v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -49,7 +50,7 @@ impl Platform {
         }
     }
 
-    /// Posts a webhook to the gateway's listener.
+    /// Posts a webhook to the listener of `payments`.
     pub async fn post_webhook(&self, webhook: &Webhook) -> Result<Value, Refusal> {
         let response = self
             .http

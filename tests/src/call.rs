@@ -90,8 +90,8 @@ impl Refusal {
         refusal
     }
 
-    /// A fault of the platform itself (INTERNAL, UNKNOWN, DATA_LOSS, UNIMPLEMENTED). A later call
-    /// may succeed after UNAVAILABLE and DEADLINE_EXCEEDED, which the contract says to repeat.
+    /// A fault of the platform itself (INTERNAL, UNKNOWN, DATA_LOSS, UNIMPLEMENTED). UNAVAILABLE
+    /// and DEADLINE_EXCEEDED do not count: the contract lets the caller repeat such a call.
     pub fn is_fault(&self) -> bool {
         self.http >= 500 && !matches!(self.http, 503 | 504)
     }
@@ -165,7 +165,7 @@ impl Platform {
             .map(|(answer, _)| answer)
     }
 
-    /// The same, with the answer's headers.
+    /// Like [`Platform::call`]; also returns the answer's headers.
     pub async fn call_with_headers(
         &self,
         token: &str,
@@ -199,27 +199,31 @@ impl Platform {
         }
     }
 
-    /// A call that must succeed.
+    /// Makes a call that must succeed.
     ///
     /// # Panics
     /// If it is refused.
     pub async fn ok(&self, token: &str, name: &str, request: Value) -> Value {
-        let shown = request.to_string();
+        let request_text = request.to_string();
         self.call(token, name, request)
             .await
-            .unwrap_or_else(|refusal| panic!("{name} as {token}: {refusal:?}\nrequest {shown}"))
+            .unwrap_or_else(|refusal| {
+                panic!("{name} as {token}: {refusal:?}\nrequest {request_text}")
+            })
     }
 
-    /// A call that must be refused.
+    /// Makes a call that must be refused.
     ///
     /// # Panics
     /// If it succeeds.
     pub async fn refused(&self, token: &str, name: &str, request: Value) -> Refusal {
-        let shown = request.to_string();
+        let request_text = request.to_string();
         match self.call(token, name, request).await {
             Err(refusal) => refusal,
             Ok(answer) => {
-                panic!("{name} as {token} should be refused, it answered {answer}\nrequest {shown}")
+                panic!(
+                    "{name} as {token} should be refused, it answered {answer}\nrequest {request_text}"
+                )
             }
         }
     }
@@ -227,8 +231,8 @@ impl Platform {
     /// Repeats a read until `done` accepts the answer. A refusal counts as not done.
     ///
     /// # Panics
-    /// After a minute; the message contains what was waited for and the last answer. At once if
-    /// the platform reports a fault of its own.
+    /// After a minute; the message contains `what` and the last answer. At once if the platform
+    /// reports a fault of its own.
     pub async fn until(
         &self,
         what: &str,
@@ -258,14 +262,14 @@ impl Platform {
         }
     }
 
-    /// Every row of a list, in pages of the largest size.
+    /// All rows of a list, read in pages of 1,000, the largest size.
     pub async fn all(&self, token: &str, name: &str, field: &str, request: Value) -> Vec<Value> {
         self.pages(token, name, field, request, 1_000)
             .await
             .concat()
     }
 
-    /// The pages of a list.
+    /// All pages of a list, `size` rows each.
     pub async fn pages(
         &self,
         token: &str,
@@ -318,7 +322,7 @@ impl Platform {
     }
 }
 
-/// Sum of the samples of a metric with these labels.
+/// Sum of a metric's samples that have these labels.
 fn sum_of(metrics: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let labels: Vec<String> = labels
         .iter()

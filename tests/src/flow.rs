@@ -1,9 +1,10 @@
-//! Seeded order flow of a few members over the binary protocol, and a record of the messages they
-//! received: acknowledged, traded, cancelled orders.
+//! Seeded order flow of a few members over the binary protocol, and a record of the messages that
+//! they received.
 //!
 //! The flow is open loop up to a bound of requests in flight. It survives a server crash: the
-//! client library resumes the sessions and sends again what the server has not seen; the record is
-//! kept across. Generator and checks are separate: this module does not decide what is right.
+//! client library resumes the sessions and resends the requests that the server has not seen. The
+//! record spans all connections. This module detects gaps, malformed messages and repeated reports;
+//! the tests check the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,7 @@ const IN_FLIGHT_MAX: usize = 128;
 /// Price around which the flow trades, in kopecks.
 const MIDDLE_TICKS: i64 = 10_000;
 
-/// SplitMix64: the same flow on every machine.
+/// SplitMix64 generator: a seed gives the same numbers on every machine.
 pub struct Random(u64);
 
 impl Random {
@@ -41,7 +42,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `0..bound`.
+    /// A number in `0..bound`; its modulo bias is negligible for small bounds.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -54,9 +55,9 @@ pub struct Fill {
     pub quantity_lots: u64,
 }
 
-/// Messages the members received.
+/// Record of the messages that the members received.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Received {
     /// Public order id to the channel of its owner.
     pub acknowledged: BTreeMap<String, u16>,
     /// (trade id, channel) to the fill.
@@ -70,21 +71,21 @@ pub struct Told {
     /// Answers that arrived before their request was recorded.
     early: BTreeSet<(u16, u64)>,
     /// Violations.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
 }
 
-impl Told {
+impl Received {
     fn in_flight(&self) -> usize {
         self.waiting.len()
     }
 
-    fn sent(&mut self, request: (u16, u64)) {
+    fn on_sent(&mut self, request: (u16, u64)) {
         if !self.early.remove(&request) {
             self.waiting.insert(request);
         }
     }
 
-    fn hear(&mut self, channel: u16, message: &ServerMessage) {
+    fn on_message(&mut self, channel: u16, message: &ServerMessage) {
         let answered = (channel, message.answers());
         if answered.1 != 0 && !self.waiting.remove(&answered) {
             self.early.insert(answered);
@@ -93,18 +94,18 @@ impl Told {
             ServerMessage::OrderAck(ack) => {
                 let id = ack.order_id.to_string();
                 if self.acknowledged.insert(id.clone(), channel).is_some() {
-                    self.wrong
+                    self.violations
                         .push(format!("order {id} was acknowledged twice"));
                 }
             }
             ServerMessage::Fill(fill) => {
                 let id = fill.trade_id.to_string();
-                let told = Fill {
+                let received = Fill {
                     price_ticks: fill.price_ticks,
                     quantity_lots: fill.quantity_lots,
                 };
-                if self.fills.insert((id.clone(), channel), told).is_some() {
-                    self.wrong.push(format!(
+                if self.fills.insert((id.clone(), channel), received).is_some() {
+                    self.violations.push(format!(
                         "trade {id} was reported twice on channel {channel}"
                     ));
                 }
@@ -123,7 +124,7 @@ impl Told {
 /// The members on one connection: even channels buy, odd channels sell.
 pub struct Flow {
     pub connection: Connection,
-    told: Arc<Mutex<Told>>,
+    received: Arc<Mutex<Received>>,
     stop: Arc<AtomicBool>,
     sender: tokio::task::JoinHandle<()>,
     listener: tokio::task::JoinHandle<()>,
@@ -144,8 +145,8 @@ impl Flow {
                 .expect("a login");
         }
         let instrument = instrument_of(&connection, instrument);
-        let (told, stop) = (
-            Arc::<Mutex<Told>>::default(),
+        let (received, stop) = (
+            Arc::<Mutex<Received>>::default(),
             Arc::new(AtomicBool::new(false)),
         );
         let channels = u16::try_from(members.len()).expect("a few members");
@@ -156,11 +157,16 @@ impl Flow {
             next_id: 1,
             sent: Vec::new(),
         };
-        let sender = tokio::spawn(send(connection.clone(), source, told.clone(), stop.clone()));
-        let listener = tokio::spawn(listen(reports, told.clone()));
+        let sender = tokio::spawn(send(
+            connection.clone(),
+            source,
+            received.clone(),
+            stop.clone(),
+        ));
+        let listener = tokio::spawn(listen(reports, received.clone()));
         Self {
             connection,
-            told,
+            received,
             stop,
             sender,
             listener,
@@ -169,48 +175,48 @@ impl Flow {
 
     /// Orders acknowledged so far.
     pub fn acknowledged(&self) -> usize {
-        self.told().acknowledged.len()
+        self.received().acknowledged.len()
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
-        lock(&self.told)
+    fn received(&self) -> MutexGuard<'_, Received> {
+        lock(&self.received)
     }
 
     /// Waits until this many orders are acknowledged.
     pub async fn until_acknowledged(&self, orders: usize) {
-        self.until(&format!("{orders} acknowledgements"), |told| {
-            told.acknowledged.len() >= orders
+        self.until(&format!("{orders} acknowledgements"), |received| {
+            received.acknowledged.len() >= orders
         })
         .await;
     }
 
-    async fn until(&self, what: &str, done: impl Fn(&Told) -> bool) {
+    async fn until(&self, what: &str, done: impl Fn(&Received) -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !done(&self.told()) {
+        while !done(&self.received()) {
             assert!(
                 Instant::now() < deadline,
                 "timed out waiting for {what}: {} in flight",
-                self.told().in_flight()
+                self.received().in_flight()
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
     /// Stops sending, waits for every answer, and returns the record.
-    pub async fn finish(mut self) -> Told {
+    pub async fn finish(mut self) -> Received {
         self.stop.store(true, Ordering::SeqCst);
-        // The sender first: it may have one more request to send.
+        // The sender may send one more request before it ends.
         (&mut self.sender).await.expect("the sender ends");
-        self.until("the last answers", |told| told.in_flight() == 0)
+        self.until("the last answers", |received| received.in_flight() == 0)
             .await;
         self.listener.abort();
         drop(self.connection);
-        std::mem::take(&mut *lock(&self.told))
+        std::mem::take(&mut *lock(&self.received))
     }
 }
 
-fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(received: &Mutex<Received>) -> MutexGuard<'_, Received> {
+    received.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Generator of requests.
@@ -262,36 +268,36 @@ impl Source {
 async fn send(
     connection: Connection,
     mut source: Source,
-    told: Arc<Mutex<Told>>,
+    received: Arc<Mutex<Received>>,
     stop: Arc<AtomicBool>,
 ) {
     while !stop.load(Ordering::SeqCst) {
         let (channel, message) = source.next();
-        // The test that killed the server resumes a lost connection.
+        // The test resumes the connection after it has restarted the server.
         loop {
             match connection.send(channel, message).await {
                 Ok(client_seq) => {
-                    lock(&told).sent((channel, client_seq));
+                    lock(&received).on_sent((channel, client_seq));
                     break;
                 }
                 Err(_) if stop.load(Ordering::SeqCst) => return,
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
-        while lock(&told).in_flight() >= IN_FLIGHT_MAX && !stop.load(Ordering::SeqCst) {
+        while lock(&received).in_flight() >= IN_FLIGHT_MAX && !stop.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 }
 
-async fn listen(mut reports: Reports, told: Arc<Mutex<Told>>) {
+async fn listen(mut reports: Reports, received: Arc<Mutex<Received>>) {
     while let Some(report) = reports.recv().await {
         match report {
-            Ok(report) => lock(&told).hear(report.channel, &report.message),
+            Ok(report) => lock(&received).on_message(report.channel, &report.message),
             Err(error @ (client::Error::Gap { .. } | client::Error::Wire(_))) => {
-                lock(&told).wrong.push(error.to_string())
+                lock(&received).violations.push(error.to_string())
             }
-            // A lost connection; the reports continue on the next one.
+            // The connection is lost; the reports continue after the resume.
             Err(_) => {}
         }
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::Platform;
 use crate::call::{AUDITOR, number, text};
 
-/// Everything that a call might change, in figures.
+/// State that a call might change, as counts, amounts and statuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub trial_balance: Vec<String>,
@@ -101,7 +101,7 @@ impl Platform {
     /// the idempotency key of an order with its own hold to the order.
     ///
     /// # Panics
-    /// If a hold stays without an owner; the message contains it.
+    /// If a hold still has no owner after a minute; the message contains the hold.
     pub async fn assert_no_orphans(&self, keys: &HashMap<String, String>) {
         let deadline = std::time::Instant::now() + crate::process::PATIENCE;
         loop {

@@ -1,31 +1,34 @@
-//! Room `tests`: black-box scenarios across services. They start the real `platform` binary as a
-//! child process on free ports in a temporary folder and use only its public interfaces.
+//! Black-box scenarios across services.
+//!
+//! A test starts the real `platform` binary as a child process on free ports in a temporary folder.
+//! It uses the public interfaces of the platform. Three modules also read files of the platform:
+//! `chaos` the journal at rest, `bank` the webhook secret and `log` the embedded event log.
 //!
 //! | module | what |
 //! |---|---|
-//! | `process` | a platform as a child process: start, ready, kill, restart, stop; other commands |
-//! | `shared` | one platform for all tests of a file, and the runtime they share |
+//! | `process` | a platform as a child process: start, kill, restart, stop; other commands |
+//! | `shared` | one runtime and one platform for all tests of a file |
 //! | `call` | RPC by Connect with JSON, refusals with their reason, waiting for a state |
 //! | `world` | users, deposits, bonds, orders, trades |
 //! | `ledger` | state that a refusal must not change, and owners of holds |
 //! | `member` | a trading session over the binary protocol |
 //! | `attacks` | load of one member or stranger next to an honest member |
-//! | `chaos` | kills of server and clients on a bad network, compared with the journal |
-//! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
+//! | `chaos` | kills of server and clients on a bad network; messages compared with the journal |
+//! | `flow` | seeded order flow of a few members, and a record of the received messages |
 //! | `wire` | the same call in every protocol of a port |
 //! | `grpc` | a call as gRPC, by the method's name |
 //! | `quic` | raw bytes to the trading gateway |
-//! | `seed` | seeds of tests, fixed or given |
+//! | `seed` | seeds of tests: fixed, or `TESTS_SEED` |
 //! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
 //! | `bank` | signed webhooks as the bank sends them |
 //! | `log` | the event log of a running platform |
 //!
 //! `PLATFORM_BIN` names another binary. `TESTS_SEED` sets the seed of every seeded test.
-//! `CHAOS_SEED`, `CHAOS_KILLS` and `CHAOS_MINUTES` configure chaos, `ATTACKS_*` the attacks;
-//! `TESTS_KEEP=1` keeps the folders with logs and state. Waiting is polling with a deadline, never
-//! a sleep, except in `attacks`, which load for a time. The only times asserted are that of a clean
-//! stop, that of cancel-on-disconnect in journal time, and in long `attacks` those of the honest
-//! member. Only `chaos` reads a file of the platform: the journal at rest, as `replica` reads it.
+//! `CHAOS_SEED`, `CHAOS_KILLS` and `CHAOS_MINUTES` configure chaos, `ATTACKS_*` the attacks.
+//! `TESTS_KEEP` (any value) keeps the folders with logs and state.
+//!
+//! A test waits for a state by polling with a deadline. It sleeps only to choose the moment of a
+//! fault or to apply load for a time.
 
 pub mod attacks;
 pub mod bank;

@@ -1,4 +1,5 @@
-//! The embedded event log of a running platform, read by a separate group, at most a second late.
+//! Reads the embedded event log of a running platform in a consumer group of its own. Events arrive
+//! at most one second after they were published.
 
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use events::{Embedded, Event, Log, Subscription};
 use crate::Platform;
 use crate::process::PATIENCE;
 
-/// A reader from the first event on.
+/// A reader that starts at the first event.
 pub struct Events {
     log: Embedded,
     subscription: Subscription,
@@ -37,7 +38,7 @@ impl Events {
     /// `pick` accepts; returns all accepted events.
     ///
     /// # Panics
-    /// If they do not arrive in time.
+    /// If one does not arrive within a minute.
     pub async fn until(&mut self, wanted: &[&str], pick: impl Fn(&Event) -> bool) -> Vec<Event> {
         let deadline = Instant::now() + PATIENCE;
         loop {

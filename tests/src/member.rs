@@ -56,16 +56,16 @@ impl Terminal {
         }
     }
 
-    /// Sends an order.
+    /// Sends a limit order; does not wait for its answer.
     pub async fn place(&self, id: u64, side: Side, price_ticks: i64, quantity_lots: u64) {
         let order = limit(id, self.instrument, side, price_ticks, quantity_lots);
         self.connection.send(0, order).await.expect("sent");
     }
 
-    /// The next report that `pick` accepts.
+    /// Waits for the next report that `pick` accepts; returns what `pick` made of it.
     ///
     /// # Panics
-    /// If it does not arrive in time.
+    /// If none arrives within a minute.
     pub async fn expect<T>(&mut self, what: &str, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
         let wait = async {
             loop {
@@ -107,10 +107,10 @@ impl Terminal {
     }
 }
 
-/// Resumes a connection whose server is restarting.
+/// Resumes a connection whose server is restarting; retries until it succeeds.
 ///
 /// # Panics
-/// If that does not succeed within a minute.
+/// If it does not succeed within a minute.
 pub async fn resume(connection: &Connection) {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {

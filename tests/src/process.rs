@@ -1,10 +1,12 @@
 //! A platform as a child process.
 //!
 //! The binary is `PLATFORM_BIN`, else the one in the test's own target folder. The child inherits
-//! no `PLATFORM_*` variable and has its own working folder and ports; a restart keeps ports and
-//! state. A watchdog shell holds a pipe of the test process. When that process ends, in any way,
-//! the pipe closes and the watchdog kills the platform and removes its folder, so that statics may
-//! own platforms.
+//! no `PLATFORM_*` variable and has its own working folder and ports. A restart keeps ports and
+//! state.
+//!
+//! A watchdog shell reads from a pipe of the test process. When that process ends, in any way, the
+//! pipe closes; the watchdog then kills the platform and removes its folder. A static can therefore
+//! own a platform, although statics are never dropped.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,9 +19,9 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Timeout of every wait: after it a test fails.
+/// Timeout of a wait, after which the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest clean stop: twice the specified time, for a loaded machine.
+/// Timeout of a clean stop: twice the specified time, since the machine may be loaded.
 pub const STOP: Duration = Duration::from_secs(10);
 
 /// Names of the listeners in the ready line.
@@ -97,17 +99,17 @@ pub fn binary() -> PathBuf {
     path
 }
 
-/// A command of the binary without the test's own settings in its environment.
+/// A command of the binary; its environment has none of the test process's platform settings.
 pub fn command(folder: &Path) -> Command {
     limited(folder, None)
 }
 
-/// The same with this soft and hard limit of open descriptors.
+/// Like [`command`], with this soft and hard limit of open descriptors.
 fn limited(folder: &Path, descriptors: Option<u64>) -> Command {
     let mut command = match descriptors {
         None => Command::new(binary()),
         Some(limit) => {
-            // The shell lowers both limits, then becomes the binary.
+            // The shell lowers both limits, then executes the binary in its own process.
             let mut shell = Command::new("sh");
             shell.args(["-c", &format!(r#"ulimit -n {limit}; exec "$0" "$@""#)]);
             shell.arg(binary());
@@ -115,10 +117,10 @@ fn limited(folder: &Path, descriptors: Option<u64>) -> Command {
         }
     };
     for (name, _) in std::env::vars_os() {
-        let ours = name.to_string_lossy();
-        if ours.starts_with("PLATFORM_")
-            || ours == "SLACK_WEBHOOK_URL"
-            || ours.starts_with("PAGERDUTY_")
+        let text = name.to_string_lossy();
+        if text.starts_with("PLATFORM_")
+            || text == "SLACK_WEBHOOK_URL"
+            || text.starts_with("PAGERDUTY_")
         {
             command.env_remove(&name);
         }
@@ -150,13 +152,12 @@ impl Platform {
         Self::start_with(&[]).await
     }
 
-    /// The same with further environment variables.
+    /// Like [`Platform::start`], with further environment variables.
     pub async fn start_with(env: &[(&str, &str)]) -> Self {
         Self::start_in(new_folder(), env).await
     }
 
-    /// Starts a platform in the caller's working folder, which is removed at the end like any
-    /// other.
+    /// Starts a platform in the given working folder. The watchdog removes it at the end.
     pub async fn start_in(folder: PathBuf, env: &[(&str, &str)]) -> Self {
         Self::start_limited(folder, None, env).await
     }
@@ -183,8 +184,8 @@ impl Platform {
         }
     }
 
-    /// Starts a platform whose first starts are killed after these delays; returns once it is
-    /// ready.
+    /// Starts a platform after as many killed starts as there are `moments`. Each start runs for
+    /// its moment before the kill.
     pub async fn start_after_kills(moments: &[Duration]) -> Self {
         let folder = new_folder();
         for moment in moments {
@@ -197,7 +198,8 @@ impl Platform {
         Self::start_in(folder, &[]).await
     }
 
-    /// Exit code of a first start that is interrupted immediately.
+    /// Interrupts a first start as soon as it has logged its limit of open files; returns the exit
+    /// code.
     pub async fn interrupted_start() -> Option<i32> {
         let folder = new_folder();
         let mut child = run_command(&folder, &new_ports(), None, &[])
@@ -220,12 +222,12 @@ impl Platform {
         ended.expect("in time").expect("the child ends").code()
     }
 
-    /// Starts again after a kill or a stop: same state, same ports.
+    /// Starts again after a kill or a stop, on the same state and ports.
     pub async fn restart(&mut self) {
         self.restart_with(&[]).await;
     }
 
-    /// The same with further environment variables.
+    /// Like [`Platform::restart`], with further environment variables.
     pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
         let running = self.child.try_wait().expect("the child can be asked");
         assert!(running.is_some(), "the platform still runs");
@@ -233,18 +235,18 @@ impl Platform {
         let (child, addresses) = launch(&self.folder, ports, self.descriptors, env).await;
         assert_eq!(addresses, self.addresses, "a restart keeps its ports");
         self.child = child;
-        // Pooled connections lead to the old process.
+        // The old client's pooled connections belong to the old process.
         self.http = client();
         let mut old = std::mem::replace(&mut self.watchdog, watch(&self.child, &self.folder));
         old.start_kill().expect("the old watchdog can be killed");
     }
 
-    /// Starts a platform whose start must be refused; returns the log of the refusal.
+    /// Starts the platform again; the start must fail. Returns what it logged.
     pub async fn start_refused(&mut self) -> String {
         self.start_refused_with(&[]).await
     }
 
-    /// The same with further environment variables.
+    /// Like [`Platform::start_refused`], with further environment variables.
     pub async fn start_refused_with(&mut self, env: &[(&str, &str)]) -> String {
         assert!(!self.is_running(), "the platform still runs");
         let before = self.log().len();
@@ -253,9 +255,9 @@ impl Platform {
             .expect("the binary starts");
         let status = tokio::time::timeout(PATIENCE, child.wait()).await;
         let status = status.expect("a start that is refused ends");
-        let said = self.log().split_off(before);
-        assert!(!status.expect("the child ends").success(), "{said}");
-        said
+        let logged = self.log().split_off(before);
+        assert!(!status.expect("the child ends").success(), "{logged}");
+        logged
     }
 
     /// `kill -9`.
@@ -268,7 +270,7 @@ impl Platform {
         self.child.id().expect("the platform runs").to_string()
     }
 
-    /// Waits for a platform that ends by itself or is killed by another process.
+    /// Waits until the process has ended with a failure, by an abort or a kill.
     pub async fn aborted(&mut self) {
         let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let Ok(status) = status else {
@@ -285,12 +287,13 @@ impl Platform {
             .is_none()
     }
 
-    /// Ctrl-C: ends in time with exit code 0; the folder is kept for a restart.
+    /// Stops by Ctrl-C. Asserts exit code 0 within [`STOP`]; returns the duration. The folder
+    /// stays.
     pub async fn stop(&mut self) -> Duration {
         self.stop_by("INT").await
     }
 
-    /// A clean stop by a named signal.
+    /// Like [`Platform::stop`], by a named signal.
     pub async fn stop_by(&mut self, signal: &str) -> Duration {
         let pid = self.child.id().expect("the platform runs").to_string();
         let started = Instant::now();
@@ -355,7 +358,7 @@ impl Platform {
         lines.collect()
     }
 
-    /// Waits until the log has what `done` looks for; returns its lines.
+    /// Waits until `done` accepts the lines of the log; returns them.
     ///
     /// # Panics
     /// After a minute, or if a line is not JSON.
@@ -395,8 +398,7 @@ impl Platform {
 
 impl Drop for Platform {
     fn drop(&mut self) {
-        // The watchdog sees its pipe close, kills and cleans up; a failing test prints the log
-        // first.
+        // Prints before the pipe closes: the watchdog then removes the log.
         if std::thread::panicking() {
             eprintln!("log of the platform:\n{}", tail(&self.log()));
         }
@@ -409,14 +411,14 @@ fn new_folder() -> PathBuf {
     folder.expect("a temporary folder").keep()
 }
 
-/// A separate port for every listener, below the kernel's range for outgoing connections (32,768
-/// and above by default). A port of that range may be taken by a connection while the platform
-/// restarts, for as long as that connection exists.
+/// A port for every listener, below the kernel's range for outgoing connections (32,768 and above
+/// by default): an outgoing connection could take a port of that range while the platform restarts.
 fn new_ports() -> BTreeMap<String, SocketAddr> {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 22_000;
     static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Parallel processes start at different offsets; a collision takes the next ports.
+    // Parallel test processes start at different offsets. After a collision `launch` retries with
+    // the next ports.
     let start = std::process::id().wrapping_mul(997);
     let port = || {
         let offset = start.wrapping_add(TAKEN.fetch_add(1, Relaxed)) % COUNT;
@@ -454,9 +456,9 @@ fn run_command(
                 address.to_string(),
             )
         }))
-        // Tests must not depend on the sync time of a busy disk.
+        // A read waits this long for the replica, so that a slow disk fails no test.
         .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "5000")
-        // The operator and the treasury of all tests are one caller each.
+        // All tests call as one operator and one treasury, which would exceed the rate per caller.
         .env("PLATFORM_CALLS__WRITES_PER_S", "0")
         .envs(env.iter().copied())
         .stdout(Stdio::piped())
@@ -464,20 +466,20 @@ fn run_command(
     command
 }
 
-/// Relevant part of a log: warnings, errors and unstructured lines, then the last lines.
+/// The last 30 lines of a log that are not INFO, then its last 5 lines.
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
-    let matters = |line: &&&str| !line.contains(r#""level":"INFO""#);
-    let mut shown: Vec<&str> = lines.iter().filter(matters).copied().collect();
-    shown.drain(..shown.len().saturating_sub(30));
-    shown.push("...");
-    shown.extend(&lines[lines.len().saturating_sub(5)..]);
-    shown.join("\n")
+    let is_not_info = |line: &&&str| !line.contains(r#""level":"INFO""#);
+    let mut selected: Vec<&str> = lines.iter().filter(is_not_info).copied().collect();
+    selected.drain(..selected.len().saturating_sub(30));
+    selected.push("...");
+    selected.extend(&lines[lines.len().saturating_sub(5)..]);
+    selected.join("\n")
 }
 
-/// An HTTP client without proxies whose timeout is that of the tests.
+/// An HTTP client without proxies, with the timeout [`PATIENCE`].
 pub fn client() -> reqwest::Client {
-    // The first provider of the process stays; a second installation fails harmlessly.
+    // Fails harmlessly if the process has a provider already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
         .no_proxy()
@@ -486,7 +488,8 @@ pub fn client() -> reqwest::Client {
         .expect("an HTTP client")
 }
 
-/// Kills the platform and removes its folder once the test's end of the pipe is closed.
+/// Starts the watchdog: it kills the platform and removes its folder (unless `TESTS_KEEP` is set)
+/// once the test's end of the pipe is closed.
 fn watch(child: &Child, folder: &Path) -> Child {
     let pid = child.id().expect("the platform runs").to_string();
     let keep = if std::env::var_os("TESTS_KEEP").is_some() {
@@ -510,8 +513,8 @@ fn watch(child: &Child, folder: &Path) -> Child {
         .expect("a shell")
 }
 
-/// Starts the process and waits until it is ready, on these ports or on new ones. Retries if
-/// another process has one of them.
+/// Starts the process on these ports, or on new ones, and waits until it is ready. Retries for up
+/// to [`PATIENCE`] while another process has one of the ports.
 async fn launch(
     folder: &Path,
     ports: Option<&BTreeMap<String, SocketAddr>>,
@@ -531,7 +534,10 @@ async fn launch(
     }
 }
 
-/// Returns the end of the log if it does not become ready.
+/// Starts the process once and waits until it is ready.
+///
+/// # Errors
+/// The end of its log, if it does not become ready within [`PATIENCE`].
 async fn try_launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
@@ -556,7 +562,7 @@ async fn try_launch(
         let log = std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
         return Err(tail(&log));
     };
-    // Later output must not fill the pipe.
+    // Reads later output, so that it does not fill the pipe and block the child.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     let addresses = LISTENERS
         .iter()

@@ -1,4 +1,4 @@
-//! A QUIC stream to the trading gateway without the client library: bytes are sent unchanged.
+//! A QUIC stream to the trading port without the client library: a test writes any bytes to it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Raw {
     /// Waits until the server ends the connection.
     ///
     /// # Panics
-    /// If it does not in time.
+    /// If it stays open for a minute.
     pub async fn closed(&self) -> quinn::ConnectionError {
         tokio::time::timeout(PATIENCE, self.connection.closed())
             .await

@@ -1,4 +1,4 @@
-//! One runtime for all tests of a file, and one platform if tests do not disturb each other.
+//! One runtime for all tests of a file, and one platform for those that do not disturb each other.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! One unary call as gRPC-Web, as Connect POST (proto and JSON) and as Connect GET.
+//! Unary calls as gRPC-Web, as Connect POST (proto and JSON) and as Connect GET.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::call::path_of;
 use crate::{Platform, Refusal};
 
-/// The answer: the message, or code (as a number) and text.
+/// The answer's message, or the numeric gRPC code and text of a refusal.
 pub type Answer = Result<DynamicMessage, (i32, String)>;
 
 /// The descriptors of the contract.
@@ -135,7 +135,7 @@ async fn connect_answer(
     })
 }
 
-/// Sends the request as gRPC-Web: one frame out, frames and trailers back.
+/// Sends the request as gRPC-Web. The answer has frames and trailers.
 pub async fn grpc_web(platform: &Platform, token: &str, name: &str, request: &Value) -> Answer {
     let method = method(&pool(), name);
     let bytes = message(method.input(), request).encode_to_vec();
@@ -222,7 +222,7 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Number of a Connect code.
+/// gRPC number of a Connect code's name.
 pub fn code_of(name: &str) -> i32 {
     const NAMES: [&str; 16] = [
         "canceled",
@@ -249,7 +249,7 @@ pub fn code_of(name: &str) -> i32 {
     i32::try_from(at).expect("small") + 1
 }
 
-/// A detail's value as encoded in a Connect error.
+/// Encodes a detail's value as a Connect error does: base64 without padding.
 pub fn detail(bytes: &[u8]) -> String {
     STANDARD_NO_PAD.encode(bytes)
 }

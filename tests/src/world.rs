@@ -86,7 +86,7 @@ impl Platform {
         user
     }
 
-    /// A daily limit of a user.
+    /// Sets a daily limit of a user, in roubles.
     pub async fn set_limit(&self, user: &User, limit: &str, daily: &str) {
         let request = json!({
             "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "dailyLimit": rub(daily),
@@ -94,7 +94,7 @@ impl Platform {
         self.ok(OPERATOR, "identity.SetLimit", request).await;
     }
 
-    /// Makes every check of a limit fail with a text; an empty text ends that.
+    /// Makes every check of a limit fail with this text. An empty text makes checks pass again.
     pub async fn refuse_limit(&self, user: &User, limit: &str, with: &str) {
         let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "refuseWith": with });
         self.ok(OPERATOR, "identity.SetLimit", request).await;
@@ -109,7 +109,7 @@ impl Platform {
             .clone()
     }
 
-    /// The payer scans the code and pays.
+    /// Pays an intent at the sandbox bank by its QR code.
     pub async fn pay(&self, intent: &Value) {
         self.ok(
             OPERATOR,
@@ -119,7 +119,8 @@ impl Platform {
         .await;
     }
 
-    /// A deposit from intent to final issue; returns its payment id.
+    /// Deposits roubles: creates an intent, pays it and waits for the issue to be final. Returns
+    /// the payment id.
     pub async fn deposit(&self, user: &User, amount: &str) -> String {
         let before = self.balance(&user.cash()).await;
         let intent = self.intent(user, amount).await;
@@ -156,7 +157,7 @@ impl Platform {
         }
     }
 
-    /// Waits until the balance of a sub-account is exactly this, all of it available.
+    /// Waits until balance and available amount of a sub-account equal `expected`.
     pub async fn balance_is(&self, subaccount: &str, expected: &str) -> Value {
         let expected = number(&json!(expected));
         let what = format!("{subaccount} to have {expected}");
@@ -171,12 +172,13 @@ impl Platform {
         .await
     }
 
-    /// A registered, tradable bond of whole units, ticks of a kopeck.
+    /// Registers a tradable bond with whole units and a tick of one kopeck; returns its id.
     pub async fn bond(&self) -> String {
         self.instrument(json!({})).await
     }
 
-    /// Registers an active instrument that the market trades; `fields` override the defaults.
+    /// Registers an instrument and waits until the market trades it; returns its id. `fields`
+    /// override the defaults of the request.
     pub async fn instrument(&self, fields: Value) -> String {
         let issuer = self.trader().await;
         let mut request = json!({
@@ -225,7 +227,7 @@ impl Platform {
         answer["operation"].clone()
     }
 
-    /// Waits until a CFA operation has a status (bare name).
+    /// Waits until a CFA operation has a status, given without its `OPERATION_STATUS_` prefix.
     pub async fn cfa_operation_is(&self, operation_id: &str, status: &str) -> Value {
         let wanted = json!(format!("OPERATION_STATUS_{status}"));
         let request = json!({ "operationId": operation_id });
@@ -263,7 +265,7 @@ impl Platform {
         self.ok(&user.token(), "market.PlaceOrder", request).await["order"].clone()
     }
 
-    /// Waits until an instrument has this many trades, all settled.
+    /// Waits until an instrument has `count` trades, all settled; returns them.
     pub async fn settled(&self, instrument: &str, count: usize) -> Vec<Value> {
         let request = json!({ "instrumentId": instrument, "pagination": { "pageSize": 1000 } });
         let what = format!("{count} trades of {instrument} to be settled");
@@ -276,8 +278,8 @@ impl Platform {
         answer["trades"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Proof of balances by the command line, which exits with 0 only if every difference is
-    /// explained.
+    /// Runs the proof of balances by the command line and asserts that it passes. It exits with 0
+    /// only if every difference is explained.
     pub async fn proof(&self) -> Value {
         let proof = self.cli(&["--json", "proof"]).await;
         assert!(

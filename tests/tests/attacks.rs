@@ -37,7 +37,7 @@ fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
         runs: usize::try_from(given("ATTACKS_RUNS", 1)).expect("few"),
     };
     let verdicts = tests::shared::run(run(&plan));
-    let wrong = verdicts.iter().filter(|verdict| !verdict.wrong.is_empty());
-    let wrong: Vec<String> = wrong.map(ToString::to_string).collect();
-    assert!(wrong.is_empty(), "{}", wrong.concat());
+    let failed = verdicts.iter().filter(|verdict| !verdict.violations.is_empty());
+    let failed: Vec<String> = failed.map(ToString::to_string).collect();
+    assert!(failed.is_empty(), "{}", failed.concat());
 }

@@ -37,7 +37,7 @@ async fn help(words: &[&str]) -> String {
 }
 
 /// Verbs of `ledger` that do not correspond to one call.
-const BESIDE: [&str; 4] = ["balance", "holds", "rebuild", "verify"];
+const NOT_CALLS: [&str; 4] = ["balance", "holds", "rebuild", "verify"];
 
 #[test]
 fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
@@ -75,12 +75,12 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
                 assert!(!about.trim().is_empty(), "{noun} {verb} has no description");
                 // `events`, `journal`, `data` and `proto` work on files, not by a call. `ledger`
                 // has aliases of some calls and commands that read its file.
-                let is_beside = match noun.as_str() {
+                let is_no_call = match noun.as_str() {
                     "events" | "journal" | "data" | "proto" => true,
-                    "ledger" => BESIDE.contains(&verb.as_str()),
+                    "ledger" => NOT_CALLS.contains(&verb.as_str()),
                     _ => false,
                 };
-                calls += usize::from(!is_beside);
+                calls += usize::from(!is_no_call);
             }
         }
         assert_eq!(
@@ -111,8 +111,8 @@ fn r350_commands_work_against_a_running_platform() {
         ])
         .await;
         let user = text(&created, "/profile/userId");
-        let shown = json(&["user", "get", "--user-id", &user]).await;
-        assert_eq!(shown["profile"]["kycStatus"], json!("KYC_STATUS_STANDARD"));
+        let found = json(&["user", "get", "--user-id", &user]).await;
+        assert_eq!(found["profile"]["kycStatus"], json!("KYC_STATUS_STANDARD"));
         let intent = json(&[
             "intent",
             "create",
@@ -170,16 +170,16 @@ fn r350_commands_work_against_a_running_platform() {
         );
 
         // Human-readable output: one line per field, amounts as one word.
-        let told = platform
+        let printed = platform
             .cli(&["subaccount", "balance", "--subaccount-id", &subaccount])
             .await
             .success();
         assert!(
-            told.stdout
+            printed.stdout
                 .lines()
                 .any(|line| line.trim() == "balance: 1500.00"),
             "{}",
-            told.stdout
+            printed.stdout
         );
 
         // A repeated key is executed once.
@@ -294,12 +294,12 @@ fn r350_a_command_finds_its_platform_in_the_configuration() {
 fn r350_config_prints_what_is_in_force() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
-        let shown = command(folder.path(), &["--json", "config"])
+        let found = command(folder.path(), &["--json", "config"])
             .await
             .success()
             .json();
-        assert_eq!(shown["listen"]["all"], json!("127.0.0.1:8080"));
-        assert_eq!(shown["data_dir"], json!("data"));
+        assert_eq!(found["listen"]["all"], json!("127.0.0.1:8080"));
+        assert_eq!(found["data_dir"], json!("data"));
         std::fs::write(
             folder.path().join("platform.toml"),
             "[listen]\nall = \"127.0.0.1:9999\"\n",
@@ -314,21 +314,21 @@ fn r350_config_prints_what_is_in_force() {
             .env("PLATFORM_LISTEN__PAYMENTS", "127.0.0.1:9997");
         let output = tokio::time::timeout(5 * tests::process::PATIENCE, with_env.output()).await;
         let output = output.expect("it ends").expect("the binary runs");
-        let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(shown["listen"]["all"], json!("127.0.0.1:9999"), "the file");
+        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(found["listen"]["all"], json!("127.0.0.1:9999"), "the file");
         assert_eq!(
-            shown["listen"]["ledger"],
+            found["listen"]["ledger"],
             json!("127.0.0.1:7777"),
             "the environment"
         );
-        assert_eq!(shown["data_dir"], json!("elsewhere"), "the command line");
+        assert_eq!(found["data_dir"], json!("elsewhere"), "the command line");
         for (pointer, address) in [
             ("/bank/listen", "127.0.0.1:9999"),
             ("/payments/bank_url", "http://127.0.0.1:9999/"),
             ("/bank/webhook_url", "http://127.0.0.1:9997/webhook"),
             ("/market/quic_listen", "127.0.0.1:9998"),
         ] {
-            assert_eq!(shown.pointer(pointer), Some(&json!(address)), "{pointer}");
+            assert_eq!(found.pointer(pointer), Some(&json!(address)), "{pointer}");
         }
         let text = command(folder.path(), &["config"]).await.success().stdout;
         assert!(
@@ -366,17 +366,17 @@ fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed(
             .await;
         platform.balance_is(&other.units(&bond), "2").await;
 
-        let agreed = rebuilds(&platform).await;
+        let agreed = assert_rebuild_agrees(&platform).await;
         // Each trade moves units; the demonstration moves tokens at least a dozen times besides.
         assert!(count(&agreed, "transfers") > trades + 12, "{agreed}");
         // Money and units of three users of the demonstration, and of this test's.
         assert!(count(&agreed, "subaccounts") >= 10, "{agreed}");
-        tampered(&mut platform, &user).await;
+        assert_tampering_is_found(&mut platform, &user).await;
     });
 }
 
 /// Asserts that a rebuild finds no difference; returns its report.
-async fn rebuilds(platform: &Platform) -> Value {
+async fn assert_rebuild_agrees(platform: &Platform) -> Value {
     let rebuild = ["--json", "ledger", "rebuild"];
     let agreed = platform.cli(&rebuild).await.success().json();
     assert_eq!(agreed["ok"], json!(true), "{agreed}");
@@ -388,7 +388,7 @@ async fn rebuilds(platform: &Platform) -> Value {
 
 /// A direct write to the ledger's file credits the user with a rouble: a rebuild names exactly
 /// that.
-async fn tampered(platform: &mut Platform, user: &User) {
+async fn assert_tampering_is_found(platform: &mut Platform, user: &User) {
     platform.stop().await;
     let file = platform.data_dir().join("ledger").join("ledger.sqlite");
     let rows = rusqlite::Connection::open(file).expect("the ledger's file");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, context_with_key, number, text};
-use tests::flow::{Flow, Random, Told};
+use tests::flow::{Flow, Random, Received};
 use tests::member::resume;
 use tests::process::{PATIENCE, Platform};
 use tests::shared::run;
@@ -67,25 +67,25 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
         }
         let acknowledged = flow.acknowledged();
         flow.until_acknowledged(acknowledged + 100).await;
-        let told = flow.finish().await;
+        let received = flow.finish().await;
         println!(
             "{} orders, {} fills, {:?}",
-            told.acknowledged.len(),
-            told.fills.len(),
-            told.rejects
+            received.acknowledged.len(),
+            received.fills.len(),
+            received.rejects
         );
-        assert_eq!(told.wrong, Vec::<String>::new());
+        assert_eq!(received.violations, Vec::<String>::new());
         assert!(
-            !told.fills.is_empty() && !told.cancelled.is_empty(),
+            !received.fills.is_empty() && !received.cancelled.is_empty(),
             "the flow trades and cancels"
         );
-        judge(&platform, &bond, &members, &told).await;
+        check_state(&platform, &bond, &members, &received).await;
         platform.stop().await;
     });
 }
 
 /// Compares the members' record with the platform's state, then cancels and closes everything.
-async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
+async fn check_state(platform: &Platform, bond: &str, members: &[User], received: &Received) {
     platform.assert_no_orphans(&HashMap::new()).await;
 
     // Orders: the history contains exactly the acknowledged ones.
@@ -101,7 +101,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
         let known: BTreeSet<String> = orders.iter().map(|order| text(order, "/orderId")).collect();
         assert_eq!(known.len(), orders.len(), "an order is listed twice");
         let channel = u16::try_from(channel).expect("small");
-        let acknowledged: BTreeSet<String> = told
+        let acknowledged: BTreeSet<String> = received
             .acknowledged
             .iter()
             .filter(|(_, owner)| **owner == channel)
@@ -116,7 +116,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
 
     // Trades: each reported to both sides once, listed once, settled once.
     let mut sides: BTreeMap<&str, Vec<(u16, u64, i64)>> = BTreeMap::new();
-    for ((trade, channel), fill) in &told.fills {
+    for ((trade, channel), fill) in &received.fills {
         sides
             .entry(trade)
             .or_default()
@@ -135,11 +135,11 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
         .collect();
     assert_eq!(listed.len(), trades.len(), "a trade is listed twice");
     assert_eq!(listed, sides.keys().copied().collect::<BTreeSet<_>>());
-    settled_once(platform, &listed).await;
+    assert_settled_once(platform, &listed).await;
 
     // Balances of units and money match the fills.
     for (channel, member) in members.iter().enumerate() {
-        let mine = told
+        let mine = received
             .fills
             .iter()
             .filter(|((_, owner), _)| usize::from(*owner) == channel);
@@ -163,7 +163,7 @@ async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
             );
         }
     }
-    closed_and_proved(platform).await;
+    close_holds_and_prove(platform).await;
 }
 
 /// Every trade of the instrument, once settled.
@@ -192,7 +192,7 @@ async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
 }
 
 /// Asserts one buy and one sell operation per trade in the ledger, all final.
-async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
+async fn assert_settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
     for (kind, suffix) in [("TRADE_BUY", ""), ("TRADE_SELL", ":sell")] {
         let request = json!({ "type": format!("OPERATION_TYPE_{kind}") });
         let operations = platform
@@ -219,7 +219,7 @@ async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
 }
 
 /// Closes every trading hold; then no hold is active, and the proof finds no difference.
-async fn closed_and_proved(platform: &Platform) {
+async fn close_holds_and_prove(platform: &Platform) {
     let request = json!({ "pagination": { "pageSize": 1000 } });
     let holds = platform
         .ok(AUDITOR, "market.ListTradingHolds", request)
@@ -298,7 +298,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
         // The first order at its price is partially filled and keeps its priority.
         platform.place(&buyer, &bond, "BUY", "100.00", "1").await;
         platform.settled(&bond, 1).await;
-        let look = async |platform: &Platform| {
+        let book_sides = async |platform: &Platform| {
             let book = platform
                 .ok(
                     AUDITOR,
@@ -308,10 +308,10 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
                 .await;
             ["bids", "asks"].map(|side| book["snapshot"][side].clone())
         };
-        let before = look(&platform).await;
+        let before = book_sides(&platform).await;
         platform.kill().await;
         platform.restart().await;
-        assert_eq!(look(&platform).await, before);
+        assert_eq!(book_sides(&platform).await, before);
         // The next taker trades with the same orders in the same order.
         platform.place(&buyer, &bond, "BUY", "101.00", "13").await;
         let mut trades = platform.settled(&bond, 5).await;
@@ -328,7 +328,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
         assert_eq!(makers, expected);
         let rest = json!({ "userId": buyer.id });
         platform.ok(OPERATOR, "market.MassCancel", rest).await;
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -350,7 +350,7 @@ fn kill_during_the_first_starts_does_not_break_a_later_start() {
         platform.place(&seller, &bond, "SELL", "100.00", "5").await;
         platform.place(&buyer, &bond, "BUY", "100.00", "5").await;
         platform.settled(&bond, 1).await;
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -417,7 +417,7 @@ fn kill_amid_deposits_and_redemptions_moves_each_rouble_once() {
             )
             .await;
         assert_eq!(report["report"]["notes"], json!("Balanced"), "{report}");
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -463,7 +463,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
             }
             platform.settled(&bond, at + 1).await;
             let trades = all_settled(&platform, &bond).await;
-            settled_once(
+            assert_settled_once(
                 &platform,
                 &trades
                     .iter()
@@ -484,7 +484,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
                 .balance_is(&seller.units(&bond), &(100 - 3 * (at + 1)).to_string())
                 .await;
         }
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -538,7 +538,7 @@ fn kill_amid_orders_with_own_holds_places_one_order_per_key() {
         );
         let trades = all_settled(&platform, &bond).await;
         assert!(!trades.is_empty());
-        settled_once(
+        assert_settled_once(
             &platform,
             &trades
                 .iter()
@@ -552,7 +552,7 @@ fn kill_amid_orders_with_own_holds_places_one_order_per_key() {
                 .ok(OPERATOR, "market.MassCancel", json!({ "userId": user.id }))
                 .await;
         }
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -669,7 +669,7 @@ fn retry_after_abort_between_hold_and_journal_places_once() {
             )
             .await;
         platform.balance_is(&user.cash(), "1000.00").await;
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }
@@ -722,7 +722,7 @@ fn an_orphaned_hold_is_released_and_its_key_expires() {
         platform
             .ok(OPERATOR, "market.MassCancel", json!({ "userId": user.id }))
             .await;
-        closed_and_proved(&platform).await;
+        close_holds_and_prove(&platform).await;
         platform.stop().await;
     });
 }

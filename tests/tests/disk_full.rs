@@ -49,9 +49,9 @@ impl Volume {
     fn ext4() -> Self {
         Self::mount(|folder| {
             let image = folder.join("volume.img").display().to_string();
-            done("truncate", &["-s", VOLUME_BYTES, &image]);
+            run_program("truncate", &["-s", VOLUME_BYTES, &image]);
             // No blocks are reserved for root, so that full means full.
-            done("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
+            run_program("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
             vec![
                 "-t".into(),
                 "ext4".into(),
@@ -78,7 +78,7 @@ impl Volume {
         let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
         let place = data.display().to_string();
         args.push(&place);
-        done("mount", &args);
+        run_program("mount", &args);
         Self { folder, watchdog }
     }
 
@@ -135,7 +135,7 @@ impl Drop for Volume {
 }
 
 /// Runs a program to its end.
-fn done(program: &str, args: &[&str]) {
+fn run_program(program: &str, args: &[&str]) {
     let output = Command::new(program).args(args).output();
     let output = output.unwrap_or_else(|error| panic!("{program} cannot be started: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -240,7 +240,7 @@ impl<'a> Market<'a> {
     }
 
     /// Asserts that everything works within [`RECOVERY`].
-    async fn recovers(&mut self) {
+    async fn assert_recovers(&mut self) {
         let begun = Instant::now();
         let late = |what: &str, said: &Value| {
             let after = begun.elapsed();
@@ -324,7 +324,7 @@ async fn scenario(volume: Volume) {
         let said = market.until_failing(|_| true).await;
         println!("full: {said}");
         volume.free();
-        market.recovers().await;
+        market.assert_recovers().await;
 
         volume.fill();
         let is_it = |said: &str| said.contains("the next segment");
@@ -335,7 +335,7 @@ async fn scenario(volume: Volume) {
             "an order was accepted on a full disk"
         );
         volume.free();
-        market.recovers().await;
+        market.assert_recovers().await;
         (market.bond, market.acknowledged)
     };
     // Acknowledged orders exist, and the proof passes, also after a restart.
@@ -398,7 +398,7 @@ async fn low_scenario(volume: Volume) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     volume.free();
-    market.recovers().await;
+    market.assert_recovers().await;
     drop(market);
     platform.stop().await;
 }

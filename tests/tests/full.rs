@@ -19,7 +19,7 @@ use types::Decimal;
 use crate::server::Server;
 
 /// Events of one life of an asset, with the topic and the service that publishes each.
-const TOLD: [(&str, &str, &[&str]); 6] = [
+const EXPECTED: [(&str, &str, &[&str]); 6] = [
     (
         topics::CFA,
         "cfa",
@@ -67,14 +67,14 @@ async fn trade(platform: &Platform, seller: &User, buyer: &User, bond: &str) {
     platform.place(buyer, bond, "BUY", "10.00", "1").await;
 }
 
-/// Reads the topics until every event of [`TOLD`] was seen.
+/// Reads the topics until every event of [`EXPECTED`] was seen.
 async fn read_topics(brokers: &str) {
     let kafka = Kafka::connect(brokers, &HashMap::new()).expect("a client");
     let group = format!("tests-{}", uuid::Uuid::now_v7());
     let all = kafka.subscribe(&group, &topics::ALL).await;
     let mut all = all.expect("a subscription");
     let mut missing: BTreeSet<(&str, &str, &str)> = BTreeSet::new();
-    for (topic, source, names) in TOLD {
+    for (topic, source, names) in EXPECTED {
         missing.extend(names.iter().map(|name| (topic, source, *name)));
     }
     while !missing.is_empty() {
@@ -82,7 +82,7 @@ async fn read_topics(brokers: &str) {
         let next = next.unwrap_or_else(|_| panic!("timed out: no {missing:?} on the broker"));
         let event = next.expect("a record").record.event;
         let (name, source) = (event.short_type(), event.source.as_str());
-        missing.retain(|told| *told != (event.topic.as_str(), source, name));
+        missing.retain(|expected| *expected != (event.topic.as_str(), source, name));
     }
 }
 

@@ -50,26 +50,26 @@ async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
 }
 
 /// Asserts that every violation contains this text.
-fn only(journal: &Journal, text: &str) {
-    let wrong = &journal.wrong;
-    assert!(!wrong.is_empty(), "{journal:?}");
-    assert!(wrong.iter().all(|wrong| wrong.contains(text)), "{wrong:?}");
+fn assert_only(journal: &Journal, text: &str) {
+    let violations = &journal.violations;
+    assert!(!violations.is_empty(), "{journal:?}");
+    assert!(violations.iter().all(|one| one.contains(text)), "{violations:?}");
 }
 
 // rows: R345
 #[tokio::test]
 async fn r345_early_late_and_missing_cancels_are_detected() {
     let right = judged(1_000, 1_000).await;
-    assert_eq!(right.wrong, Vec::<String>::new());
+    assert_eq!(right.violations, Vec::<String>::new());
     assert_eq!((right.cancels, right.cancelled_orders), (1, 1));
     assert_eq!(right.largest, Some(Duration::from_secs(1)));
     // The acknowledgement and the cancel.
     let messages = &right.messages[&Id128::from_u128(SESSION)];
     assert_eq!(messages.len(), 2);
 
-    only(&judged(900, 900).await, "early");
-    only(&judged(1_000, 1_600).await, "still has orders");
+    assert_only(&judged(900, 900).await, "early");
+    assert_only(&judged(1_000, 1_600).await, "still has orders");
     let missing = judged(10_000, 3_000).await;
-    only(&missing, "still has orders");
+    assert_only(&missing, "still has orders");
     assert_eq!(missing.cancels, 0);
 }

@@ -55,7 +55,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
                 "{listener}: {metrics}"
             );
         }
-        every_http_port_says_what_it_is(&platform).await;
+        assert_index_on_every_http_port(&platform).await;
         let request =
             json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": [] });
         let answer = tests::process::client()
@@ -81,7 +81,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
 }
 
 /// `GET /` needs no credential.
-async fn every_http_port_says_what_it_is(platform: &Platform) {
+async fn assert_index_on_every_http_port(platform: &Platform) {
     for listener in LISTENERS.into_iter().filter(|name| *name != "trading") {
         let (status, index) = platform.get(listener, "/", "").await;
         assert_eq!((listener, status), (listener, 200), "{index}");
@@ -112,17 +112,17 @@ fn r350_the_demonstration_tells_its_story_and_everything_balances() {
         assert_eq!(summary["proof"], json!("ok"), "{summary}");
         let steps = summary["steps"].as_array().map_or(0, Vec::len);
         assert!(steps > 10, "{summary}");
-        let told = platform.cli(&["demo"]).await.success();
+        let printed = platform.cli(&["demo"]).await.success();
         // Human-readable output: each step with its number.
         for number in 1..=steps {
             let begins = format!("{number:>3}  ");
-            let is_told = told.stdout.lines().any(|line| line.starts_with(&begins));
-            assert!(is_told, "no step {number}: {}", told.stdout);
+            let is_printed = printed.stdout.lines().any(|line| line.starts_with(&begins));
+            assert!(is_printed, "no step {number}: {}", printed.stdout);
         }
         assert!(
-            told.stdout.contains("reconciliation Balanced, proof ok"),
+            printed.stdout.contains("reconciliation Balanced, proof ok"),
             "{}",
-            told.stdout
+            printed.stdout
         );
 
         let proof = platform.proof().await;
@@ -253,7 +253,7 @@ fn a_restart_resumes_the_state_of_the_previous_run() {
                 "/stateHash",
             )
         };
-        let (before, book_before) = (quiet(&platform).await, book(&platform).await);
+        let (before, book_before) = (stable_state(&platform).await, book(&platform).await);
         assert_eq!(
             number(&book_before.1[0]["quantity"]),
             number(&json!("4")),
@@ -263,7 +263,7 @@ fn a_restart_resumes_the_state_of_the_previous_run() {
 
         platform.stop().await;
         platform.restart().await;
-        assert_eq!(quiet(&platform).await, before);
+        assert_eq!(stable_state(&platform).await, before);
         assert_eq!(book(&platform).await, book_before);
 
         // The resting order of the first run trades in the second.
@@ -283,7 +283,7 @@ fn a_restart_resumes_the_state_of_the_previous_run() {
         );
         platform.balance_is(&seller.cash(), "600.00").await;
         platform.proof().await;
-        followed(&platform).await;
+        assert_followed(&platform).await;
         platform.stop().await;
     });
 }
@@ -309,12 +309,12 @@ fn r180_replay_command_reproduces_state_trades_and_ids() {
         platform.place(&buyer, &bond, "BUY", "9.00", "3").await;
         platform.settled(&bond, 4).await;
         drop(terminal);
-        let shown = Shown::of(&platform, &bond).await;
-        assert_eq!((shown.trades.len(), shown.orders.len()), (4, 6));
+        let answers = Answers::of(&platform, &bond).await;
+        assert_eq!((answers.trades.len(), answers.orders.len()), (4, 6));
         platform.stop().await;
 
         let journal = platform.data_dir().join("journal");
-        shown.is_replayed(&platform, &journal, &bond).await;
+        answers.assert_replayed(&platform, &journal, &bond).await;
         let copy = tempfile::tempdir().expect("a folder");
         for entry in std::fs::read_dir(&journal).expect("the journal") {
             let path = entry.expect("an entry").path();
@@ -323,16 +323,16 @@ fn r180_replay_command_reproduces_state_trades_and_ids() {
                 std::fs::copy(&path, to).expect("copied");
             }
         }
-        shown.is_replayed(&platform, copy.path(), &bond).await;
+        answers.assert_replayed(&platform, copy.path(), &bond).await;
         platform.restart().await;
-        let again = Shown::of(&platform, &bond).await;
-        assert_eq!((again.trades, again.orders), (shown.trades, shown.orders));
+        let again = Answers::of(&platform, &bond).await;
+        assert_eq!((again.trades, again.orders), (answers.trades, answers.orders));
         platform.stop().await;
     });
 }
 
 /// Answers of the market's calls at one command sequence.
-struct Shown {
+struct Answers {
     sequence: u64,
     state_hash: String,
     bids: Value,
@@ -340,7 +340,7 @@ struct Shown {
     orders: BTreeSet<String>,
 }
 
-impl Shown {
+impl Answers {
     async fn of(platform: &Platform, bond: &str) -> Self {
         let of_bond = json!({ "instrumentId": bond });
         let status = platform.ok(AUDITOR, "market.GetMarketStatus", json!({}));
@@ -359,7 +359,7 @@ impl Shown {
         }
     }
 
-    async fn is_replayed(&self, platform: &Platform, journal: &Path, bond: &str) {
+    async fn assert_replayed(&self, platform: &Platform, journal: &Path, bond: &str) {
         let (dir, until) = (journal.display().to_string(), self.sequence.to_string());
         let ask = async |words: &[&str]| {
             let all = [&["--json", "journal", "--dir", dir.as_str()], words].concat();
@@ -414,7 +414,7 @@ fn ids_of(dump: &str) -> (BTreeSet<String>, BTreeSet<String>) {
 
 /// A second process follows the journal of the running platform, except the last batch, and stops
 /// at the given sequence.
-async fn followed(platform: &Platform) {
+async fn assert_followed(platform: &Platform) {
     let words = ["--json", "journal", "dump", "--follow", "--until", "4"];
     let dumped = platform.cli(&words).await.success().stdout;
     let lines = dumped.lines().map(serde_json::from_str::<Value>);
@@ -429,7 +429,7 @@ async fn followed(platform: &Platform) {
 
 /// State once it is stable: the holds of every open order are split off, which happens shortly
 /// after the tail, and two readings are equal.
-async fn quiet(platform: &Platform) -> tests::ledger::State {
+async fn stable_state(platform: &Platform) -> tests::ledger::State {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     let mut last = None;
     loop {
@@ -474,7 +474,7 @@ fn the_commands_of_the_readme_work() {
         let (mut curls, mut commands, mut link) = (0, 0, String::new());
         for line in shell_lines(&readme) {
             if line.starts_with("curl ") {
-                let answer = paste(&elsewhere(platform, &line), folder.path())
+                let answer = run_line(&with_ports_of(platform, &line), folder.path())
                     .await
                     .unwrap_or_else(|error| panic!("{error}"));
                 assert!(
@@ -486,7 +486,7 @@ fn the_commands_of_the_readme_work() {
                 let binary = tests::process::binary();
                 let command = format!("{} --url {} {rest}", binary.display(), platform.url("all"));
                 let answer =
-                    eventually(&command.replace("<that link>", &link), folder.path()).await;
+                    run_line_until_success(&command.replace("<that link>", &link), folder.path()).await;
                 if let Some(found) = answer
                     .lines()
                     .find_map(|line| line.trim().strip_prefix("qrPayload: "))
@@ -518,7 +518,7 @@ fn shell_lines(readme: &str) -> Vec<String> {
 }
 
 /// The line with the ports of this platform.
-fn elsewhere(platform: &Platform, line: &str) -> String {
+fn with_ports_of(platform: &Platform, line: &str) -> String {
     let ports = [
         (8080, "all"),
         (8081, "ledger"),
@@ -538,7 +538,7 @@ fn elsewhere(platform: &Platform, line: &str) -> String {
 }
 
 /// Runs a line in a shell in `folder`; returns its output, or the failure.
-async fn paste(line: &str, folder: &Path) -> Result<String, String> {
+async fn run_line(line: &str, folder: &Path) -> Result<String, String> {
     let running = tokio::process::Command::new("sh")
         .args(["-c", line])
         .current_dir(folder)
@@ -556,10 +556,10 @@ async fn paste(line: &str, folder: &Path) -> Result<String, String> {
 }
 
 /// The same with retries: a person pastes the line later than this test does.
-async fn eventually(line: &str, folder: &Path) -> String {
+async fn run_line_until_success(line: &str, folder: &Path) -> String {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     loop {
-        match paste(line, folder).await {
+        match run_line(line, folder).await {
             Ok(answer) => return answer,
             Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
         }

@@ -134,7 +134,7 @@ fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
 }
 
 /// A running load with its first orders in the book, and its output after the instrument's id.
-async fn begun(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
+async fn start_load(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
     let args = [
         "--url",
@@ -196,7 +196,7 @@ fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
             "--report",
             "still.json",
         ];
-        let (mut child, mut lines) = begun(&platform, &more).await;
+        let (mut child, mut lines) = start_load(&platform, &more).await;
         kill("-STOP", &platform.pid()).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
         kill("-CONT", &platform.pid()).await;
@@ -224,7 +224,7 @@ fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
 fn r348_an_interrupted_load_says_the_figures_so_far() {
     run(async {
         let platform = platform().await;
-        let (mut child, mut lines) = begun(platform, &["--seconds", "3600"]).await;
+        let (mut child, mut lines) = start_load(platform, &["--seconds", "3600"]).await;
         let pid = child.id().expect("it runs").to_string();
         kill("-INT", &pid).await;
         let mut rest = String::new();

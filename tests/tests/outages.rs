@@ -51,7 +51,7 @@ fn r127_payments_recover_within_15_s_of_a_bank_outage() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
         assert!(!text(&made, "/intent/qrPayload").is_empty());
-        healthy_by(&platform, deadline).await;
+        until_healthy(&platform, deadline).await;
         platform.deposit(&user, "25.00").await;
     });
 }
@@ -116,13 +116,13 @@ async fn silent_connections(descriptors: u64, count: u32) {
     drop(silent);
 
     let deadline = Instant::now() + RECOVERY;
-    healthy_by(&platform, deadline).await;
+    until_healthy(&platform, deadline).await;
     honest_connections(&platform, 500).await;
-    as_before(&platform, &mut terminal, &user, &bond, placed).await;
+    assert_recovered(&platform, &mut terminal, &user, &bond, placed).await;
 }
 
 /// Checks new connections, reads, orders and deposits.
-async fn as_before(
+async fn assert_recovered(
     platform: &Platform,
     terminal: &mut Terminal,
     user: &User,
@@ -164,7 +164,7 @@ async fn honest_connections(platform: &Platform, count: usize) {
     }
 }
 
-async fn healthy_by(platform: &Platform, deadline: Instant) {
+async fn until_healthy(platform: &Platform, deadline: Instant) {
     let http = tests::process::client();
     loop {
         let asked = http

@@ -1,5 +1,5 @@
-//! The honest member: one order or cancel at a time, each after the durable report of the previous
-//! one.
+//! The honest member. It sends one order or cancel at a time, each after the durable report of the
+//! previous one.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use wire::{Cancel, ClientMessage, ServerMessage};
 
 use crate::member::{instrument_of, limit};
 
-/// Minimum time between two requests: far below the throttle, and leaves time for others.
+/// Minimum time between two requests, so that the member stays far below its throttle.
 const PACE: Duration = Duration::from_millis(1);
-/// A member whose answer takes longer counts as not served.
+/// Longest wait for an answer; beyond it the member counts as not served.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// Measurements of the honest member.
 pub struct Figures {
-    /// From a request to its durable report, in microseconds.
+    /// Latency from a request to its durable report, in microseconds.
     pub durable_us: Histogram<u64>,
     /// Longest time between two reports.
     pub gap: Duration,
     /// Violations.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
 }
 
 /// A logged-in member.
@@ -61,12 +61,12 @@ impl Honest {
         }
     }
 
-    /// Trades for `duration`. The orders rest far below the market.
+    /// Trades for `duration`. The orders rest one tick below the market maker's lowest level.
     pub fn trade(mut self, duration: Duration) -> Figures {
         let mut figures = Figures {
             durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
             gap: Duration::ZERO,
-            wrong: Vec::new(),
+            violations: Vec::new(),
         };
         let (connection, reports) = (&self.connection, &mut self.reports);
         let instrument = self.instrument;
@@ -85,7 +85,7 @@ impl Honest {
                 };
                 if let Err(why) = outcome {
                     figures
-                        .wrong
+                        .violations
                         .push(format!("request {number} of the honest member: {why}"));
                     return;
                 }
@@ -98,7 +98,7 @@ impl Honest {
     }
 }
 
-/// An order, then its cancel.
+/// The order of an odd `number`, the cancel of that order for the next one.
 fn request(number: u64, instrument: u32) -> ClientMessage {
     let client_order_id = number.div_ceil(2);
     match number % 2 {

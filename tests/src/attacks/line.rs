@@ -1,5 +1,5 @@
-//! A member's connection without the client's rules: any bytes, any client sequence, one datagram
-//! per flush; answers are only counted.
+//! A member's connection without the client library's rules. It sends any message under any client
+//! sequence, one datagram per flush, and only counts the answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,14 +17,15 @@ use crate::quic::client_config;
 
 /// Server name in the TLS handshake.
 pub const SERVER_NAME: &str = "cfa-trade";
-/// Bytes in the stream's buffer at which no more are appended.
+/// Bytes waiting in the stream's buffer at which [`Line::append`] refuses more.
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
-/// Counted answers of the server, by name.
+/// Counts of the server's messages.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Answers to requests, by message or reject reason.
     pub answers: BTreeMap<&'static str, u64>,
+    /// Accepted logins.
     pub logins: u64,
     /// Last client sequence that the exchange had seen at the login, by channel.
     pub last_seqs: BTreeMap<u16, u64>,
@@ -34,7 +35,7 @@ pub struct Counts {
     pub numbered: u64,
     /// Numbered messages whose predecessor was not received.
     pub gaps: u64,
-    /// Ended sessions and connections, by code.
+    /// `Disconnect` messages, by code.
     pub ends: BTreeMap<u64, u64>,
 }
 
@@ -47,7 +48,7 @@ impl Counts {
         self.answers.values().sum()
     }
 
-    /// Logins that were accepted, or refused because of their rate.
+    /// Logins that were accepted, or refused with code `TooManySessions`.
     pub fn answered_logins(&self) -> u64 {
         let code = u64::from(DisconnectCode::TooManySessions.code());
         self.logins + self.ends.get(&code).copied().unwrap_or(0)
@@ -203,7 +204,7 @@ impl Line {
     /// Polls until a condition holds.
     ///
     /// # Panics
-    /// If it does not within a minute, or the connection ends before.
+    /// If it does not hold within a minute, or the connection ends before.
     fn until(&mut self, what: &str, done: impl Fn(&Inbox) -> bool) {
         let begun = Instant::now();
         while !done(&self.inbox) {
@@ -218,17 +219,17 @@ impl Line {
         }
     }
 
-    /// Login message of a session, without earlier messages.
+    /// Login message that requests no earlier messages of the session.
     pub fn login_message(token: &str, session: &str, flags: u8) -> ClientMessage {
         login(token, session, flags | LOGIN_FROM_NOW)
     }
 
-    /// Login message of a session that lacks all its messages.
+    /// Login message that requests all messages of the session.
     pub fn resume_message(token: &str, session: &str) -> ClientMessage {
         login(token, session, 0)
     }
 
-    /// Logs a session in and waits for the answer.
+    /// Logs a session in and waits until the login is accepted.
     pub fn login(&mut self, channel: u16, token: &str, session: &str, flags: u8) {
         let expected = self.inbox.counts.logins + 1;
         self.append(channel, 0, &Self::login_message(token, session, flags));
@@ -286,8 +287,8 @@ impl Line {
         &self.inbox.counts
     }
 
-    /// How the connection ended, `None` while it is open: the application's code, if that closed
-    /// it.
+    /// How the connection ended; `None` while it is open. The inner value is the code with which
+    /// the server's application closed it, if it did.
     pub fn ended(&self) -> Option<Option<u64>> {
         self.inbox.ended
     }

@@ -1,10 +1,9 @@
 //! Load attacks: one member or stranger floods the exchange next to an honest member, whose service
-//! must not suffer. `docs/attacks.md` lists them among all attacks.
+//! must not suffer. `docs/attacks.md` lists all attacks, including these.
 //!
-//! Each attack runs next to an honest member, at the same number of packets per second as its
-//! control: a member that sends as many orders and cancels within its rates. Checked are the honest
-//! member's latency and gaps against the control's, the outcome of the attack itself, and the
-//! platform's resident memory afterwards.
+//! An attack sends as many packets per second as its control: a member that sends orders and
+//! cancels within its rates. A run checks the honest member's latency and gaps against those next
+//! to the control, the outcome of the attack, and the platform's resident memory afterwards.
 //!
 //! | file | what |
 //! |---|---|
@@ -14,9 +13,9 @@
 //! | `resumes` | sessions that resume from messages older than their windows |
 //! | `strangers` | attacks without credentials |
 //! | `reads` | reads over the RPC port |
-//! | `verdict` | figures of an attack, and violations |
+//! | `verdict` | figures of an attack, and violated bounds |
 //!
-//! A short run (below [`LONG`]) prints the latencies and checks only outcome and memory.
+//! A run shorter than [`LONG`] checks only outcome and memory; it prints the latencies.
 
 mod honest;
 mod line;
@@ -43,20 +42,20 @@ use crate::member::{instrument_of, limit};
 use crate::process::PATIENCE;
 use crate::world::User;
 
-/// From this duration on latencies are checked.
+/// Shortest run whose latencies are checked.
 pub const LONG: Duration = Duration::from_secs(30);
-/// Time the platform has after a run to release memory.
-const SETTLE: Duration = Duration::from_secs(60);
-/// Memory of the ledger's cache of 32,768 holds: an order that rests for a second has its own hold.
+/// Time that the platform has after a run to release memory.
+const MEMORY_RELEASE_MAX: Duration = Duration::from_secs(60);
+/// Bytes of the ledger's cache of 32,768 holds. An order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;
 /// Resting orders of the market maker, of one lot each.
 const RESTING: u64 = 10_000;
-/// Units of the attacker that sells: for several of its orders at a time.
+/// Units of the attacker that sells: enough for several of its orders at a time.
 const UNITS: &str = "200000";
-/// Interval of sending: packets due since the last tick are sent together.
+/// Interval of sending: a tick sends all packets due since the last one.
 const TICK: Duration = Duration::from_micros(250);
-/// Most packets per tick; an attack that cannot keep up sends fewer.
-const TOGETHER_MAX: u64 = 100;
+/// Most packets per tick. Packets due beyond it are skipped.
+const PACKETS_PER_TICK_MAX: u64 = 100;
 
 /// Kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// Logs in if needed, and sends what precedes the first packet.
+    /// Prepares an attack: logs in if needed, and sends what must precede the first packet.
     fn begin(self, target: &Target) -> Box<dyn Attack> {
         let flood = |requests| -> Box<dyn Attack> { Box::new(Flood::begin(target, requests)) };
         match self {
@@ -143,22 +142,22 @@ impl Kind {
     }
 }
 
-/// One attack. All calls come from one thread.
+/// One attack. One thread makes all calls.
 trait Attack: Send {
     /// Sends one packet.
     fn packet(&mut self, number: u64);
 
-    /// Receives, after each tick.
+    /// Receives answers; called after each tick.
     fn poll(&mut self);
 
     /// Cleans up and returns the outcome.
     fn finish(self: Box<Self>) -> Outcome;
 }
 
-/// Outcome of an attack.
+/// Outcome of an attack: figures as text, and violated expectations.
 struct Outcome {
-    said: String,
-    wrong: Vec<String>,
+    summary: String,
+    violations: Vec<String>,
 }
 
 /// Target of an attack.
@@ -197,11 +196,11 @@ struct Stage {
     control: User,
 }
 
-/// Runs the plan and prints a line per attack. A long plan starts a platform per attack, a short
-/// one shares a platform.
+/// Runs the plan and prints each verdict. A long plan starts a platform per attack, a short one
+/// uses one platform for all.
 ///
 /// # Panics
-/// The platform does not start, or the honest member is not served at all.
+/// If a platform does not start, or the honest member cannot log in.
 pub async fn run(plan: &Plan) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let mut shared = None;
@@ -235,7 +234,7 @@ impl Stage {
         let honest = member(&platform, true).await;
         let control = member(&platform, true).await;
         let maker = member(&platform, true).await;
-        let instrument = book(&platform, &maker, &bond).await;
+        let instrument = fill_book(&platform, &maker, &bond).await;
         Self {
             platform,
             bond,
@@ -245,11 +244,11 @@ impl Stage {
         }
     }
 
-    /// The runs of an attack. In a long plan each but the first is preceded by a control run.
+    /// Makes the runs of an attack. In a long plan a control run precedes each run but the first.
     async fn judge(&mut self, kind: Kind, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let attacker = member(&self.platform, false).await;
         if kind == Kind::FillOrKill {
-            // It sells to the market maker.
+            // This attacker sells, so it needs units.
             self.platform.issue(&self.bond, &attacker, UNITS).await;
             self.platform
                 .trading_hold(&attacker, &self.bond, UNITS)
@@ -259,12 +258,12 @@ impl Stage {
         if kind == Kind::OrderSlots && !plan.is_long() {
             verdict.caches_bytes = LEDGER_CACHE;
         }
-        self.settle(plan, &mut verdict).await;
+        self.record_memory(plan, &mut verdict).await;
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {
                 self.control(plan, control, &mut verdict).await;
-                // Excludes memory that ordinary orders add.
-                tokio::time::sleep(SETTLE).await;
+                // The memory that the control's orders added is not the attack's.
+                tokio::time::sleep(MEMORY_RELEASE_MAX).await;
                 let last = verdict.resident_bytes.last_mut();
                 last.into_iter()
                     .for_each(|last| *last = self.resident_bytes());
@@ -272,20 +271,20 @@ impl Stage {
             let (figures, outcome) = self.measure(kind, plan, &attacker).await;
             verdict.add(figures, &outcome);
             if matches!(kind, Kind::SlowConsumer | Kind::UnreadAnswers) {
-                self.no_orders_of(&attacker).await;
+                self.until_no_orders(&attacker).await;
             }
-            self.door(&mut verdict).await;
-            self.settle(plan, &mut verdict).await;
+            self.check_login(&mut verdict).await;
+            self.record_memory(plan, &mut verdict).await;
         }
         let health = self.platform.get("market", "/health", "").await;
         if health != (200, json!({ "status": "ok" })) {
-            verdict.wrong.push(format!("health: {health:?}"));
+            verdict.violations.push(format!("health: {health:?}"));
         }
         verdict.compare(control);
         verdict
     }
 
-    /// First control run of a platform. Prints and returns its own verdict.
+    /// Makes the first control run of a platform; prints and returns its verdict.
     async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let mut verdict = Verdict::new(Kind::Control.name(), false);
         let before = self.resident_bytes();
@@ -296,14 +295,14 @@ impl Stage {
         verdict
     }
 
-    /// One control run.
+    /// Makes one control run.
     async fn control(&self, plan: &Plan, control: &mut Vec<Figures>, verdict: &mut Verdict) {
         let (figures, outcome) = self.measure(Kind::Control, plan, &self.control).await;
         verdict.note("control", &outcome);
         control.push(figures);
     }
 
-    /// One run: the attack next to the honest member.
+    /// Makes one run: the attack and the honest member at the same time.
     async fn measure(&self, kind: Kind, plan: &Plan, attacker: &User) -> (Figures, Outcome) {
         let target = Target {
             trading: self.platform.address("trading"),
@@ -321,20 +320,22 @@ impl Stage {
             drive(&mut *attack, rate, duration);
             let figures = honest.join().expect("the honest member's thread finishes");
             let mut outcome = attack.finish();
-            outcome.wrong.extend(figures.wrong.iter().cloned());
+            outcome
+                .violations
+                .extend(figures.violations.iter().cloned());
             (figures, outcome)
         });
         both.await.expect("the attack finishes")
     }
 
-    /// Records the platform's memory after a minute, or in a short run as soon as it is within its
-    /// bound.
-    async fn settle(&self, plan: &Plan, verdict: &mut Verdict) {
+    /// Records the platform's resident memory after a minute. A short plan records it as soon as it
+    /// is within its bound.
+    async fn record_memory(&self, plan: &Plan, verdict: &mut Verdict) {
         let begun = Instant::now();
         loop {
             let bytes = self.resident_bytes();
             let is_early = !plan.is_long() && verdict.allows_memory(bytes);
-            if is_early || begun.elapsed() >= SETTLE {
+            if is_early || begun.elapsed() >= MEMORY_RELEASE_MAX {
                 verdict.resident_bytes.push(bytes);
                 return;
             }
@@ -343,7 +344,7 @@ impl Stage {
     }
 
     /// Waits until cancel-on-disconnect has ended the open orders of a disconnected attacker.
-    async fn no_orders_of(&self, user: &User) {
+    async fn until_no_orders(&self, user: &User) {
         let request = json!({ "userId": user.id, "status": "ORDER_STATUS_OPEN" });
         self.platform
             .until(
@@ -355,8 +356,8 @@ impl Stage {
             .await;
     }
 
-    /// Checks that a new login is served.
-    async fn door(&self, verdict: &mut Verdict) {
+    /// Checks that a new connection can log in within 5 s.
+    async fn check_login(&self, verdict: &mut Verdict) {
         let begun = Instant::now();
         let (server, token) = (self.platform.address("trading"), self.honest.token());
         let connected = Connection::connect(server, Trust::Loopback).await;
@@ -370,16 +371,16 @@ impl Stage {
         let took = begun.elapsed();
         if let Err(error) = login {
             verdict
-                .wrong
+                .violations
                 .push(format!("login after the attack failed: {error}"));
         } else if took > Duration::from_secs(5) {
             verdict
-                .wrong
+                .violations
                 .push(format!("login after the attack took {took:?}"));
         }
     }
 
-    /// Resident memory of the platform.
+    /// Resident memory of the platform, in bytes.
     fn resident_bytes(&self) -> u64 {
         let path = format!("/proc/{}/status", self.platform.pid());
         let status = std::fs::read_to_string(path).expect("the platform runs");
@@ -389,7 +390,7 @@ impl Stage {
     }
 }
 
-/// A user with money to trade; one that trades all day has raised order limits.
+/// Creates a user with money to trade. `trades_all_day` raises its bounds of open orders.
 async fn member(platform: &Platform, trades_all_day: bool) -> User {
     let user = platform.trader().await;
     for limit in ["DEPOSIT", "TRADING"] {
@@ -407,8 +408,9 @@ async fn member(platform: &Platform, trades_all_day: bool) -> User {
     user
 }
 
-/// Resting orders over a thousand levels. Returns the protocol's number of the instrument.
-async fn book(platform: &Platform, maker: &User, bond: &str) -> u32 {
+/// Places [`RESTING`] orders over a thousand levels. Returns the protocol's number of the
+/// instrument.
+async fn fill_book(platform: &Platform, maker: &User, bond: &str) -> u32 {
     let (server, token) = (platform.address("trading"), maker.token());
     let (connection, mut reports) = Connection::connect(server, Trust::Loopback)
         .await
@@ -449,7 +451,7 @@ fn drive(attack: &mut dyn Attack, rate: u64, duration: Duration) {
     let (mut number, mut skipped) = (0, 0);
     while begun.elapsed() < duration {
         let due = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX) * rate / 1_000_000;
-        skipped += (due - skipped - number).saturating_sub(TOGETHER_MAX);
+        skipped += (due - skipped - number).saturating_sub(PACKETS_PER_TICK_MAX);
         while number < due - skipped {
             attack.packet(number);
             number += 1;

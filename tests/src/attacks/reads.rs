@@ -1,4 +1,4 @@
-//! Reads over the RPC port, as fast as its connections answer.
+//! Reads over the RPC port. Each connection sends its next call after the answer to the last one.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Attack, Outcome, Target};
 use crate::call::{AUDITOR, context, path_of};
 
-/// Connections, each with one call in flight.
+/// Number of connections, each with at most one call in flight.
 const CONNECTIONS: usize = 32;
 
 struct Caller {
@@ -54,7 +54,7 @@ impl Reads {
     }
 }
 
-/// A call as HTTP bytes.
+/// Bytes of an HTTP/1.1 request for a call.
 fn request(name: &str, mut body: Value) -> Vec<u8> {
     body["context"] = context();
     let (path, body) = (path_of(name), body.to_string());
@@ -66,7 +66,7 @@ fn request(name: &str, mut body: Value) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Status of a complete answer.
+/// HTTP status of an answer; `None` while it is incomplete.
 fn status(answer: &[u8]) -> Option<String> {
     let end = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
@@ -116,24 +116,24 @@ impl Attack for Reads {
     }
 
     fn finish(self: Box<Self>) -> Outcome {
-        let mut wrong = Vec::new();
-        let refused = |status: &&String| !matches!(status.as_str(), "200" | "429");
-        wrong.extend(
+        let mut violations = Vec::new();
+        let is_unexpected = |status: &&String| !matches!(status.as_str(), "200" | "429");
+        violations.extend(
             self.answers
                 .keys()
-                .find(refused)
+                .find(is_unexpected)
                 .map(|status| format!("answer {status}")),
         );
         if self.lost > 0 || !self.answers.contains_key("200") {
-            wrong.push(format!("{} calls lost", self.lost));
+            violations.push(format!("{} calls lost", self.lost));
         }
         let answers = self.answers.iter();
         let answers: Vec<String> = answers
             .map(|(status, n)| format!("{status}: {n}"))
             .collect();
         Outcome {
-            said: format!("{} calls; {}", self.sent, answers.join(", ")),
-            wrong,
+            summary: format!("{} calls; {}", self.sent, answers.join(", ")),
+            violations,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions of one connection that all resume from their first message at once, again and again.
-//! What has left their windows is read from the journal.
+//! Sessions of one connection that repeatedly resume from their first message, all at once. The
+//! messages that have left their windows come from the journal.
 
 use std::time::{Duration, Instant};
 
@@ -8,25 +8,25 @@ use wire::{CONNECTION_CHANNEL, Cancel, ClientMessage, Heartbeat, Logout};
 use super::line::{self, Counts, Line};
 use super::{Attack, Outcome, Target};
 
-/// More sessions than a user's look-ups in the journal at a time.
+/// More sessions than the journal look-ups that a user may have at a time.
 const SESSIONS: u16 = 10;
-/// Messages of each session: more than its window keeps.
+/// Messages of each session, more than its window keeps.
 const MESSAGES: u64 = 17_000;
-/// Requests per millisecond that create them: within the rates of user and sessions.
+/// Requests per millisecond that create the messages, within the rates of user and sessions.
 const FILL_PER_MS: u128 = 16;
 /// Packets from one resume of all sessions to the next.
 const ROUND: u64 = 10_000;
 /// Longest wait for the last messages.
 const DRAIN: Duration = Duration::from_secs(30);
-/// Time after which the user's rate of logins admits all sessions again.
+/// Pause after which the user's rate of logins admits all sessions again.
 const LOGIN_PAUSE: Duration = Duration::from_secs(1);
 
-/// Logins that begin before the earlier ones of their sessions have received all messages.
+/// Logs the sessions in again before they have received all messages of their last login.
 pub struct Resumes {
     line: Line,
     token: String,
     /// Logins sent.
-    asked: u64,
+    logins_sent: u64,
 }
 
 fn name(channel: u16) -> String {
@@ -41,7 +41,7 @@ fn unknown(client_order_id: u64) -> ClientMessage {
     .into()
 }
 
-/// Number of the last message of a session that was received.
+/// Number of the last received message of a session.
 fn last_number(counts: &Counts, channel: u16) -> u64 {
     let next = counts.next_numbers.get(&channel);
     next.map_or(0, |next| next.saturating_sub(1))
@@ -56,13 +56,14 @@ impl Resumes {
         let mut resumes = Self {
             line,
             token: target.token.clone(),
-            asked: u64::from(SESSIONS),
+            logins_sent: u64::from(SESSIONS),
         };
         resumes.fill();
         resumes
     }
 
-    /// Sends the requests that a session has not sent in an earlier run. Each is refused.
+    /// Sends the first [`MESSAGES`] requests of each session, except those that an earlier run
+    /// sent. Each is refused, which creates a message.
     fn fill(&mut self) {
         let seen = self.line.counts().last_seqs.clone();
         let begun = Instant::now();
@@ -89,7 +90,7 @@ impl Resumes {
         for channel in 0..SESSIONS {
             self.line.append(channel, 0, &Logout {}.into());
             let login = Line::resume_message(&self.token, &name(channel));
-            self.asked += u64::from(self.line.append(channel, 0, &login));
+            self.logins_sent += u64::from(self.line.append(channel, 0, &login));
         }
         self.line.flush();
     }
@@ -97,7 +98,8 @@ impl Resumes {
 
 impl Attack for Resumes {
     fn packet(&mut self, number: u64) {
-        if number.is_multiple_of(ROUND) && self.line.counts().answered_logins() >= self.asked {
+        if number.is_multiple_of(ROUND) && self.line.counts().answered_logins() >= self.logins_sent
+        {
             self.resume();
         }
         let heartbeat = ClientMessage::from(Heartbeat {});
@@ -110,35 +112,38 @@ impl Attack for Resumes {
     }
 
     fn finish(mut self: Box<Self>) -> Outcome {
-        let asked = self.asked;
-        let is_answered = |counts: &Counts| counts.answered_logins() >= asked;
+        let logins_sent = self.logins_sent;
+        let is_answered = |counts: &Counts| counts.answered_logins() >= logins_sent;
         self.line.wait(DRAIN, is_answered);
         self.line.wait(LOGIN_PAUSE, |_| false);
         self.resume();
-        let asked = self.asked;
+        let logins_sent = self.logins_sent;
         self.line.wait(DRAIN, |counts| {
             let mut channels = 0..SESSIONS;
-            counts.answered_logins() >= asked
+            counts.answered_logins() >= logins_sent
                 && channels.all(|channel| last_number(counts, channel) >= MESSAGES)
         });
         let counts = self.line.counts().clone();
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         for channel in 0..SESSIONS {
             let last = last_number(&counts, channel);
             if last < MESSAGES {
-                wrong.push(format!("session {channel} resumed {last} of {MESSAGES}"));
+                violations.push(format!("session {channel} resumed {last} of {MESSAGES}"));
             }
         }
         if counts.gaps > 0 || self.line.ended().is_some() {
             let ended = self.line.ended();
-            wrong.push(format!("{} messages missing, end {ended:?}", counts.gaps));
+            violations.push(format!("{} messages missing, end {ended:?}", counts.gaps));
         }
         let logins = counts.logins;
-        let said = format!(
-            "{asked} logins, {logins} accepted, {} numbered messages, {} datagrams: {counts}",
+        let summary = format!(
+            "{logins_sent} logins, {logins} accepted, {} numbered messages, {} datagrams: {counts}",
             counts.numbered,
             self.line.packets()
         );
-        Outcome { said, wrong }
+        Outcome {
+            summary,
+            violations,
+        }
     }
 }

@@ -12,14 +12,14 @@ use super::line::{self, Line};
 use super::{Attack, Outcome, RESTING, Target};
 use crate::member::limit;
 
-/// Sessions that share the packets, so that each stays within its rate at 20,000 packets/s.
+/// Sessions among which the packets are divided. At 20,000 packets/s each is within its rate.
 const SESSIONS: u64 = 5;
 /// Longest wait for answers after the last request.
 const DRAIN: Duration = Duration::from_secs(15);
-/// Requests before the repeats begin. The first session exceeds its window; the others exceed what
-/// is repeated of them.
+/// Requests of each session before the repeats begin. The first session sends more than its window
+/// keeps, the others more than is repeated.
 const SEEN: [u64; SESSIONS as usize] = [17_500, 1_000, 1_000, 1_000, 1_000];
-/// First order id of unknown orders: no open order of an earlier run has them.
+/// First client order id of unknown orders. No open order of an earlier run has such an id.
 const UNKNOWN: u64 = 1 << 40;
 /// A tick above the band of a bond.
 const ABOVE_BAND: i64 = 10_000_001;
@@ -29,11 +29,11 @@ const WINDOWS: u64 = CHANNELS_MAX as u64;
 const WINDOW_REQUESTS: u64 = 17_000;
 /// Price of the attacker's orders: the lowest level of the market maker.
 const LOWEST: i64 = 101;
-/// Lots of the attacker's own order that prevents the fill of its fill-or-kill orders. More than
+/// Lots of the attacker's own order that prevents the fill of its fill-or-kill orders: more than
 /// earlier attacks may have left in the book.
 const OWN_LOTS: u64 = 1_000;
-/// Most fill-or-kill orders per second that reach the book. Each examines a thousand levels and ten
-/// thousand orders, of a million per second and member.
+/// Most fill-or-kill orders per second that reach the book. Each examines ten thousand orders; a
+/// member may have a million examined per second.
 const FILL_OR_KILL_PER_S: u64 = 100;
 
 /// One connection with several sessions.
@@ -60,7 +60,7 @@ impl Member {
         }
     }
 
-    /// One request in one datagram.
+    /// Sends one request in one datagram, under the channel's next client sequence.
     fn send(&mut self, channel: u64, message: &ClientMessage) {
         let seq = &mut self.seqs[channel as usize];
         *seq += 1;
@@ -68,27 +68,29 @@ impl Member {
         self.send_as(channel, seq, message);
     }
 
+    /// Sends one request in one datagram, under the given client sequence.
     fn send_as(&mut self, channel: u64, client_seq: u64, message: &ClientMessage) {
         let sent = self.line.append(channel as u16, client_seq, message);
         self.sent += u64::from(sent);
         self.line.flush();
     }
 
-    /// Cancels open orders. Missing answers and answers outside `allowed` are violations.
+    /// Waits for the answers, then cancels open orders. Missing answers and answers outside
+    /// `allowed` are violations.
     fn finish(mut self, allowed: &[&str]) -> Outcome {
         self.line.drain(self.sent, DRAIN);
         let (sent, counts) = (self.sent, self.line.counts().clone());
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         if counts.answered() != sent {
             let ended = self.line.ended();
-            wrong.push(format!(
+            violations.push(format!(
                 "{sent} requests, {} answers, end {ended:?}",
                 counts.answered()
             ));
         }
         for name in counts.answers.keys() {
             if !allowed.contains(name) {
-                wrong.push(format!("answer {name}"));
+                violations.push(format!("answer {name}"));
             }
         }
         if self.line.ended().is_none() {
@@ -96,11 +98,11 @@ impl Member {
             self.line.drain(self.sent, DRAIN);
         }
         Outcome {
-            said: format!(
+            summary: format!(
                 "{sent} requests in {} datagrams: {counts}",
                 self.line.packets()
             ),
-            wrong,
+            violations,
         }
     }
 }
@@ -132,11 +134,11 @@ pub enum Requests {
     UnknownCancels,
     /// Orders that rest.
     Orders,
-    /// Client sequences seen before.
+    /// Requests under client sequences that the exchange has seen.
     Repeats,
     /// Refused requests that fill the windows of [`WINDOWS`] sessions, five at a time.
     Windows,
-    /// Orders that an own order at the end of the book prevents from being filled.
+    /// Fill-or-kill orders that cannot fill: the attacker's own order is at the end of the book.
     FillOrKill,
 }
 
@@ -223,7 +225,7 @@ impl Flood {
         .into()
     }
 
-    /// Repeats the last request of each session: a window still answers.
+    /// Repeats the last request of each session, to which its window still has the answer.
     fn repeat_last(&mut self) {
         for channel in 0..self.member.seqs.len() {
             let seq = self.member.seqs[channel];
@@ -259,13 +261,13 @@ impl Attack for Flood {
             Requests::Orders => self.order(1 + number, LOWEST),
             Requests::Repeats => {
                 let last = self.member.seqs[channel as usize];
-                // One in a hundred has left the window.
-                let back = match number % 100 {
+                // One in a hundred repeats a request whose answer has left the window.
+                let distance = match number % 100 {
                     0 => 17_000 + nth % 400,
                     _ => nth % 900,
                 };
                 let message = unknown(number);
-                return self.member.send_as(channel, last - back, &message);
+                return self.member.send_as(channel, last - distance, &message);
             }
         };
         self.member.send(channel, &message);
@@ -287,18 +289,18 @@ impl Attack for Flood {
         let mut outcome = self.member.finish(&allowed);
         if requests == Requests::Orders && orders > 16_384 {
             outcome
-                .wrong
+                .violations
                 .push(format!("{orders} open orders of one user"));
         }
         if requests == Requests::FillOrKill && orders > FILL_OR_KILL_PER_S * seconds {
             outcome
-                .wrong
+                .violations
                 .push(format!("{orders} orders reached the book in {seconds} s"));
         }
         if requests == Requests::Ordinary {
-            let bounded = BOUNDS.iter().any(|bound| outcome.said.contains(bound));
+            let bounded = BOUNDS.iter().any(|bound| outcome.summary.contains(bound));
             outcome
-                .wrong
+                .violations
                 .extend(bounded.then(|| "requests of the control were rejected".to_owned()));
         }
         outcome
@@ -312,10 +314,12 @@ pub struct Logins {
     begun: Instant,
     /// Channel of the session; the other one is free.
     channel: u16,
-    /// Counted logins when the last login was sent.
+    /// Accepted logins when the last login was sent.
     logins: u64,
-    asked: u64,
+    logins_sent: u64,
+    /// Requests sent, without logins.
     sent: u64,
+    /// Last client sequence.
     seq: u64,
 }
 
@@ -332,7 +336,7 @@ impl Logins {
             begun: Instant::now(),
             channel: 0,
             logins: 0,
-            asked: 1,
+            logins_sent: 1,
             sent: 0,
             line,
         }
@@ -341,10 +345,10 @@ impl Logins {
     /// True if no login is in flight. After a takeover the session is on the other channel.
     fn is_answered(&mut self) -> bool {
         let counts = self.line.counts();
-        if counts.answered_logins() < self.asked {
+        if counts.answered_logins() < self.logins_sent {
             return false;
         }
-        if counts.logins > self.logins && self.asked > 1 {
+        if counts.logins > self.logins && self.logins_sent > 1 {
             self.channel = 1 - self.channel;
         }
         self.logins = counts.logins;
@@ -356,7 +360,7 @@ impl Attack for Logins {
     fn packet(&mut self, number: u64) {
         if self.is_answered() && number.is_multiple_of(Self::EVERY) {
             let login = Line::login_message(&self.token, "again", 0);
-            self.asked += u64::from(self.line.append(1 - self.channel, 0, &login));
+            self.logins_sent += u64::from(self.line.append(1 - self.channel, 0, &login));
         } else {
             self.seq += 1;
             let request = unknown(number);
@@ -373,28 +377,28 @@ impl Attack for Logins {
         self.line.drain(self.sent, DRAIN);
         let counts = self.line.counts().clone();
         let seconds = self.begun.elapsed().as_secs() + 2;
-        let mut wrong = Vec::new();
-        let taken = counts.answered() - counts.of("THROTTLE") - counts.of("UNKNOWN_SESSION");
-        // The rate, plus one burst.
-        if taken > 5_000 * seconds {
-            wrong.push(format!("{taken} requests in {seconds} s"));
+        let mut violations = Vec::new();
+        let admitted = counts.answered() - counts.of("THROTTLE") - counts.of("UNKNOWN_SESSION");
+        // The rate; the two added seconds cover one burst.
+        if admitted > 5_000 * seconds {
+            violations.push(format!("{admitted} requests in {seconds} s"));
         }
         if counts.logins > 100 * seconds {
-            wrong.push(format!("{} logins in {seconds} s", counts.logins));
+            violations.push(format!("{} logins in {seconds} s", counts.logins));
         }
         if self.line.ended().is_some() || counts.answered() != self.sent {
-            wrong.push(format!(
+            violations.push(format!(
                 "{} requests, end {:?}",
                 self.sent,
                 self.line.ended()
             ));
         }
         Outcome {
-            said: format!(
+            summary: format!(
                 "{} logins and {} requests: {} logged in, {counts}",
-                self.asked, self.sent, counts.logins
+                self.logins_sent, self.sent, counts.logins
             ),
-            wrong,
+            violations,
         }
     }
 }
@@ -404,18 +408,18 @@ impl Attack for Logins {
 pub enum Unread {
     /// Numbered reports of orders.
     Reports,
-    /// Repeated answers, and refusals of requests that were not seen: neither takes a number.
+    /// Unnumbered messages: repeated answers, and refusals of requests that count as not seen.
     Answers,
 }
 
-/// Orders of a client that does not read.
+/// Sends orders and does not read the answers.
 pub struct SlowConsumer {
     target: Target,
     member: Member,
     unread: Unread,
     /// Client sequence of an answered request of the first session.
     answered_seq: u64,
-    /// Close codes by the exchange.
+    /// Code of the exchange's close, once the connection has ended; `None` for any other end.
     ended: Vec<Option<u64>>,
 }
 
@@ -472,28 +476,28 @@ impl Attack for SlowConsumer {
             Unread::Answers if number.is_multiple_of(2) => {
                 self.member.send_as(0, self.answered_seq, &order);
             }
-            // On one session, so that most are past its rate.
+            // All on one session, so that most exceed its rate.
             Unread::Answers => self.member.send(0, &order),
         }
     }
 
     fn poll(&mut self) {
         self.member.line.poll();
-        // It does not log in again: cancel-on-disconnect has to end its orders.
+        // The client does not log in again: cancel-on-disconnect must end its orders.
         if self.ended.is_empty() {
             self.ended.extend(self.member.line.ended());
         }
     }
 
     fn finish(self: Box<Self>) -> Outcome {
-        let said = format!("{} requests, ended by {:?}", self.member.sent, self.ended);
+        let summary = format!("{} requests, ended by {:?}", self.member.sent, self.ended);
         let is_slow = self.ended == [Some(wire::DisconnectCode::SlowConsumer as u64)];
         Outcome {
-            wrong: (!is_slow)
+            violations: (!is_slow)
                 .then(|| "not disconnected as a slow consumer".to_owned())
                 .into_iter()
                 .collect(),
-            said,
+            summary,
         }
     }
 }

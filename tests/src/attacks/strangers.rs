@@ -13,7 +13,7 @@ use super::line::{self, SERVER_NAME, application_code};
 use super::{Attack, Outcome, Target};
 use crate::flow::Random;
 
-/// Datagrams from one socket, and the received answers.
+/// Sends datagrams from one socket and counts the answers.
 pub struct Datagrams {
     socket: UdpSocket,
     datagrams: Vec<Vec<u8>>,
@@ -35,7 +35,7 @@ impl Datagrams {
         Self::of(target, (0..4_096).map(datagram).collect(), false)
     }
 
-    /// First packets of handshakes, each of another connection.
+    /// Initial packets, each of another connection.
     pub fn handshakes(target: &Target) -> Self {
         let (now, config) = (Instant::now(), line::config());
         let mut proto = Proto::new(Arc::new(EndpointConfig::default()), None, true, None);
@@ -70,7 +70,7 @@ impl Datagrams {
 impl Attack for Datagrams {
     fn packet(&mut self, number: u64) {
         let datagram = &self.datagrams[number as usize % self.datagrams.len()];
-        // A full buffer drops it, as a network would.
+        // A full socket buffer drops the datagram, as a network would.
         self.sent_bytes += self.socket.send(datagram).unwrap_or(0) as u64;
     }
 
@@ -79,45 +79,48 @@ impl Attack for Datagrams {
         while let Ok(length) = self.socket.recv(&mut answer) {
             self.answers += 1;
             self.answered_bytes += length as u64;
-            // Long header, type 3.
+            // Long header, type 3: Retry.
             self.retries += u64::from(answer[0] & 0xf0 == 0xf0);
         }
     }
 
     fn finish(mut self: Box<Self>) -> Outcome {
         self.poll();
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         if self.answered_bytes > 3 * self.sent_bytes {
-            wrong.push("answered with more than three times the bytes received".to_owned());
+            violations.push("answered with more than three times the bytes received".to_owned());
         }
         if self.are_initials && self.retries == 0 {
-            wrong.push("no Retry".to_owned());
+            violations.push("no handshake was answered by a Retry".to_owned());
         }
         Outcome {
-            said: format!(
+            summary: format!(
                 "{} bytes sent, {} answers of {} bytes, {} of them Retry",
                 self.sent_bytes, self.answers, self.answered_bytes, self.retries
             ),
-            wrong,
+            violations,
         }
     }
 }
 
 /// Most idle connections per kind.
 const IDLE_MAX: usize = 400;
-/// Longest life of a stranger's connection: the login timeout, plus slack for a busy machine.
+/// Longest life of a QUIC connection without login: the login timeout, plus slack for a busy
+/// machine.
 const QUIC_MAX: Duration = Duration::from_secs(8);
-/// The same on the RPC port: the timeout of the first request.
+/// Longest life of a silent TCP connection: the timeout of the first request, plus slack.
 const TCP_MAX: Duration = Duration::from_secs(13);
 
-/// Connections without a login: TCP without a byte, QUIC with heartbeats.
+/// Opens connections without a login: TCP connections that send nothing, QUIC connections that send
+/// heartbeats.
 pub struct Idle {
     trading: SocketAddr,
     rpc: SocketAddr,
     config: ClientConfig,
     endpoint: Endpoint<Instant>,
     ends: Ends,
-    silent: Vec<(Instant, TcpStream)>,
+    silent: Vec<TcpStream>,
+    /// TCP connections that could not be opened.
     refused: u64,
     silent_closed: u64,
 }
@@ -191,23 +194,21 @@ impl Idle {
             match TcpStream::connect(self.rpc) {
                 Ok(stream) => {
                     stream.set_nonblocking(true).expect("a socket");
-                    self.silent.push((now, stream));
+                    self.silent.push(stream);
                 }
                 Err(_) => self.refused += 1,
             }
         }
     }
 
-    /// Removes closed TCP connections; returns the age of the oldest open one.
-    fn look_at_silent(&mut self) -> Duration {
+    /// Removes the TCP connections that the platform has closed.
+    fn remove_closed(&mut self) {
         let before = self.silent.len();
-        self.silent.retain_mut(|(_, stream)| {
+        self.silent.retain_mut(|stream| {
             let read = stream.read(&mut [0; 64]);
             matches!(read, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
         });
         self.silent_closed += (before - self.silent.len()) as u64;
-        let oldest = self.silent.iter().map(|(since, _)| since.elapsed()).max();
-        oldest.unwrap_or_default()
     }
 }
 
@@ -243,24 +244,24 @@ impl Attack for Idle {
         let begun = Instant::now();
         while begun.elapsed() < TCP_MAX && !(self.silent.is_empty() && self.ends.open.is_empty()) {
             self.poll();
-            self.look_at_silent();
+            self.remove_closed();
             std::thread::sleep(Duration::from_millis(5));
         }
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         if self.ends.expected == 0 || !self.ends.open.is_empty() || self.ends.longest > QUIC_MAX {
-            wrong.push(format!(
+            violations.push(format!(
                 "a QUIC connection without login lived {:?}",
                 self.ends.longest
             ));
         }
         if !self.silent.is_empty() {
-            wrong.push(format!(
+            violations.push(format!(
                 "{} silent TCP connections stay open",
                 self.silent.len()
             ));
         }
         Outcome {
-            said: format!(
+            summary: format!(
                 "QUIC: {} ended by code 5 after {:.1} s at most, {} otherwise; TCP: {} closed, {} refused",
                 self.ends.expected,
                 self.ends.longest.as_secs_f64(),
@@ -268,7 +269,7 @@ impl Attack for Idle {
                 self.silent_closed,
                 self.refused
             ),
-            wrong,
+            violations,
         }
     }
 }

@@ -1,62 +1,64 @@
-//! Figures of an attack compared with its control, and violations.
+//! Figures of an attack compared with those of its control, and violated bounds.
 
 use std::time::Duration;
 
 use super::Outcome;
 use super::honest::Figures;
 
-/// Largest ratio of the honest median p50 to the control's.
+/// Largest ratio of the honest member's median p50 next to the attack to that next to the control.
 const RATIO_MAX: f64 = 1.25;
-/// Largest excess of the longest gap over the control's.
-const GAP_MORE: Duration = Duration::from_millis(50);
-/// Resident memory after the first run: at most this percentage of the initial one, plus these
+/// Largest excess of the honest member's longest gap over that next to the control.
+const GAP_EXCESS_MAX: Duration = Duration::from_millis(50);
+/// Bound of resident memory after the first run: this percentage of the initial memory, plus these
 /// bytes.
 const RESIDENT_PERCENT: u64 = 110;
-const RESIDENT_MORE: u64 = 32 << 20;
+const RESIDENT_EXCESS_MAX: u64 = 32 << 20;
 /// Most bytes that a further run may add: noise of the allocator's pages.
-const SECOND_RUN_MORE: u64 = 8 << 20;
+const FURTHER_RUN_EXCESS_MAX: u64 = 8 << 20;
 
 /// Verdict on an attack.
 pub struct Verdict {
     pub name: &'static str,
     /// Violated bounds.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
+    /// Resident memory before the first run and after each run.
     pub(super) resident_bytes: Vec<u64>,
-    /// Bytes that bounded caches may take once in the platform's life.
+    /// Bytes that bounded caches may add in the first run.
     pub(super) caches_bytes: u64,
-    judges_latency: bool,
+    checks_latency: bool,
     figures: Vec<Figures>,
     outcomes: Vec<String>,
     latency: String,
 }
 
 impl Verdict {
-    pub(super) fn new(name: &'static str, judges_latency: bool) -> Self {
+    pub(super) fn new(name: &'static str, checks_latency: bool) -> Self {
         Self {
             name,
-            wrong: Vec::new(),
+            violations: Vec::new(),
             resident_bytes: Vec::new(),
             caches_bytes: 0,
-            judges_latency,
+            checks_latency,
             figures: Vec::new(),
             outcomes: Vec::new(),
             latency: String::new(),
         }
     }
 
+    /// Adds the figures and the outcome of a run of the attack.
     pub(super) fn add(&mut self, figures: Figures, outcome: &Outcome) {
         let run = format!("{} honest requests", figures.durable_us.len());
         self.note(&run, outcome);
         self.figures.push(figures);
     }
 
-    /// Adds the outcome of a run.
+    /// Adds the outcome of a run, of the attack or of the control.
     pub(super) fn note(&mut self, run: &str, outcome: &Outcome) {
-        self.outcomes.push(format!("{run}; {}", outcome.said));
-        self.wrong.extend(outcome.wrong.iter().cloned());
+        self.outcomes.push(format!("{run}; {}", outcome.summary));
+        self.violations.extend(outcome.violations.iter().cloned());
     }
 
-    /// Compares latency with the control's, and memory with that before.
+    /// Compares latency and gap with the control's, and memory after each run with its bound.
     pub(super) fn compare(&mut self, control: &[Figures]) {
         let (ours, theirs) = (median_p50(&self.figures), median_p50(control));
         let ratio = ours as f64 / theirs.max(1) as f64;
@@ -69,19 +71,19 @@ impl Verdict {
                  longest gap {gap_ms} ms, control {control_gap_ms} ms"
             ),
         };
-        if self.judges_latency && ratio > RATIO_MAX {
-            self.wrong
+        if self.checks_latency && ratio > RATIO_MAX {
+            self.violations
                 .push(format!("honest p50 is {ratio:.2} times the control's"));
         }
-        if self.judges_latency && gap > control_gap + GAP_MORE {
-            self.wrong
+        if self.checks_latency && gap > control_gap + GAP_EXCESS_MAX {
+            self.violations
                 .push(format!("gap of {gap:?}, control {control_gap:?}"));
         }
         for run in 1..self.resident_bytes.len() {
             let (before, after) = self.resident_bytes.split_at(run);
-            if !may_follow(before, after[0], self.caches_bytes) {
+            if !is_memory_allowed(before, after[0], self.caches_bytes) {
                 let (before, after) = (before[run - 1] >> 20, after[0] >> 20);
-                self.wrong
+                self.violations
                     .push(format!("memory of run {run}: {before} -> {after} MiB"));
             }
         }
@@ -89,17 +91,17 @@ impl Verdict {
 
     /// True if the platform may have this much memory after the next run.
     pub(super) fn allows_memory(&self, bytes: u64) -> bool {
-        may_follow(&self.resident_bytes, bytes, self.caches_bytes)
+        is_memory_allowed(&self.resident_bytes, bytes, self.caches_bytes)
     }
 }
 
-/// True if memory after a run is within its bound, given the memory before and after the runs until
-/// then.
-fn may_follow(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
+/// True if a run may leave this much memory. `before` has the memory before the first run and after
+/// each earlier one.
+fn is_memory_allowed(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
     match before {
         [] => true,
-        [first] => bytes <= first * RESIDENT_PERCENT / 100 + RESIDENT_MORE + caches_bytes,
-        [.., last] => bytes <= last + SECOND_RUN_MORE,
+        [first] => bytes <= first * RESIDENT_PERCENT / 100 + RESIDENT_EXCESS_MAX + caches_bytes,
+        [.., last] => bytes <= last + FURTHER_RUN_EXCESS_MAX,
     }
 }
 
@@ -135,8 +137,8 @@ impl std::fmt::Display for Verdict {
         for outcome in &self.outcomes {
             writeln!(f, "    {outcome}")?;
         }
-        for wrong in &self.wrong {
-            writeln!(f, "    WRONG: {wrong}")?;
+        for violation in &self.violations {
+            writeln!(f, "    VIOLATION: {violation}")?;
         }
         Ok(())
     }
@@ -150,12 +152,12 @@ mod tests {
 
     #[test]
     fn a_first_run_may_add_a_share_and_a_further_one_only_noise() {
-        assert!(may_follow(&[], 1_000 * MIB, 0));
-        assert!(may_follow(&[100 * MIB], 142 * MIB, 0));
-        assert!(!may_follow(&[100 * MIB], 143 * MIB, 0));
-        assert!(may_follow(&[100 * MIB], 143 * MIB, MIB));
-        assert!(may_follow(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
-        assert!(!may_follow(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
+        assert!(is_memory_allowed(&[], 1_000 * MIB, 0));
+        assert!(is_memory_allowed(&[100 * MIB], 142 * MIB, 0));
+        assert!(!is_memory_allowed(&[100 * MIB], 143 * MIB, 0));
+        assert!(is_memory_allowed(&[100 * MIB], 143 * MIB, MIB));
+        assert!(is_memory_allowed(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
+        assert!(!is_memory_allowed(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
     }
 
     #[test]
@@ -166,14 +168,14 @@ mod tests {
             Figures {
                 durable_us,
                 gap: Duration::from_millis(gap_ms),
-                wrong: Vec::new(),
+                violations: Vec::new(),
             }
         };
         let judged = |is_long, us, gap_ms| {
             let mut verdict = Verdict::new("x", is_long);
             verdict.figures.push(figures(us, gap_ms));
             verdict.compare(&[figures(400, 10)]);
-            verdict.wrong.len()
+            verdict.violations.len()
         };
         assert_eq!(judged(true, 500, 60), 0);
         assert_eq!(judged(true, 510, 60), 1);

@@ -1,8 +1,9 @@
-//! Reads the journal: recomputes every session's numbered messages offline, and checks that
-//! cancel-on-disconnect came when it was due.
+//! Reads the journal offline: recomputes the numbered messages of every session, and checks that
+//! each cancel on disconnect came when it was due.
 //!
-//! Only the journal's own times count: a session is away from the time of its `CloseSession`, and
-//! after a restart of the server from the first record of the new process.
+//! A session is away from the journalled time of its `CloseSession`. A restart of the server
+//! restarts the grace of the sessions that are away. It counts from the first record of the new
+//! process if that is a `CloseSession`, and else from some time between spawn and readiness.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,12 +17,12 @@ use types::command::MassScope;
 use types::{CancelReason, Command, Id128, NodeId, SessionIx};
 use wire::{ServerMessage, encode};
 
-/// A restart of the server, wall clock in nanoseconds since 1970.
+/// A restart of the server, in nanoseconds of the wall clock since 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Restart {
-    /// Just before the process was started.
+    /// Time just before the process was started.
     pub spawned_ns: u64,
-    /// The process has reported ready.
+    /// Time at which the process had reported ready.
     pub ready_ns: u64,
 }
 
@@ -29,31 +30,33 @@ pub struct Restart {
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub grace: Duration,
-    /// Longest delay after the grace; never earlier.
+    /// Longest delay of the cancel after the end of the grace.
     pub late: Duration,
 }
 
-/// Findings of the walk over the journal.
+/// Findings in the journal.
 #[derive(Debug, Default)]
 pub struct Journal {
     pub records: u64,
     /// By session key: the session's messages from number 1 on, as bytes on channel 0.
     pub messages: HashMap<Id128, Vec<Bytes>>,
-    /// Times at which each session ended, restarts included, nanoseconds since 1970.
+    /// By session key: journalled times of `CloseSession`, in nanoseconds since 1970.
     pub ends: HashMap<Id128, Vec<u64>>,
     /// Cancels on disconnect that ended orders, and the number of those orders.
     pub cancels: u64,
     pub cancelled_orders: u64,
-    /// Delay from the session's end to the cancel, in journal time, where both times are exact.
+    /// Smallest and largest delay from a session's end to its cancel, in journal time. Ends known
+    /// only as an interval are left out.
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
     /// Sessions with open orders that returned within the grace.
     pub returns: u64,
     /// Violations.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
 }
 
-/// When a session with cancel-on-disconnect went away; after some restarts known only as a span.
+/// When a session with cancel-on-disconnect went away. After some restarts only an interval is
+/// known.
 #[derive(Clone, Copy, Debug)]
 struct Away {
     earliest_ns: u64,
@@ -61,7 +64,7 @@ struct Away {
     is_overdue: bool,
 }
 
-struct Walk<'a> {
+struct Verifier<'a> {
     state: State,
     node: NodeId,
     restarts: &'a [Restart],
@@ -75,10 +78,10 @@ struct Walk<'a> {
 /// Reads a journal at rest from its first record to its last.
 ///
 /// # Panics
-/// If it is damaged, or the books compute events other than the recorded ones.
+/// If the journal is damaged, or the books compute other events than the recorded ones.
 pub fn read(dir: &Path, restarts: &[Restart], terms: Terms) -> Journal {
     let node = NodeId::new(1).expect("1 is a node number");
-    let mut walk = Walk {
+    let mut verifier = Verifier {
         state: State::new(node, sequencer::limits()),
         node,
         restarts,
@@ -88,22 +91,22 @@ pub fn read(dir: &Path, restarts: &[Restart], terms: Terms) -> Journal {
         ends: HashMap::new(),
         found: Journal::default(),
     };
-    let walked = Folder::new(dir).dump(1..=u64::MAX, |record| walk.step(&record));
-    walked.unwrap_or_else(|error| {
+    let read = Folder::new(dir).dump(1..=u64::MAX, |record| verifier.step(&record));
+    read.unwrap_or_else(|error| {
         panic!(
             "the journal in {} fails verification: {error}",
             dir.display()
         )
     });
-    walk.finish()
+    verifier.finish()
 }
 
-impl Walk<'_> {
+impl Verifier<'_> {
     fn step(&mut self, record: &Record) -> Result<(), String> {
         self.found.records += 1;
         self.note_restart(record);
         self.check_overdue(record.command.time_ns);
-        let cancels = self.before(record);
+        let cancels = self.on_command(record);
         let applied = self
             .state
             .apply(record)
@@ -122,7 +125,7 @@ impl Walk<'_> {
                 ended += 1;
                 if cancels != Some(report.session) {
                     let session = report.session;
-                    self.wrong(
+                    self.add_violation(
                         record,
                         &format!("an order of {session:?} is cancelled before it is due"),
                     );
@@ -132,21 +135,21 @@ impl Walk<'_> {
             messages.push(encoded(&message, report.number));
             if messages.len() as u64 != report.number {
                 let (session, number) = (report.session, report.number);
-                self.wrong(
+                self.add_violation(
                     record,
                     &format!("{session:?} lacks a message before {number}"),
                 );
             }
         }
         if let Some(session) = cancels {
-            self.after_cancel(record, session, ended);
+            self.check_cancel(record, session, ended);
         }
         Ok(())
     }
 
-    /// Applies the command to the sessions; returns the session whose orders it cancels on
+    /// Applies a session command to `away` and `ends`. Returns the session of a cancel on
     /// disconnect.
-    fn before(&mut self, record: &Record) -> Option<SessionIx> {
+    fn on_command(&mut self, record: &Record) -> Option<SessionIx> {
         match record.command.command {
             Command::CloseSession(close) => {
                 let time_ns = record.command.time_ns;
@@ -164,28 +167,29 @@ impl Walk<'_> {
                 if let MassScope::Session(session) = cancel.scope {
                     return Some(session);
                 }
-                self.wrong(record, "cancel-on-disconnect of more than one session");
+                self.add_violation(record, "cancel-on-disconnect of more than one session");
             }
             _ => {}
         }
         None
     }
 
-    /// Checks a cancel on disconnect: not too early, not too late, all orders.
-    fn after_cancel(&mut self, record: &Record, session: SessionIx, ended: u64) {
+    /// Checks that a cancel on disconnect is not early and has ended all orders of the session.
+    /// [`Verifier::check_overdue`] detects late ones.
+    fn check_cancel(&mut self, record: &Record, session: SessionIx, ended: u64) {
         let Some(away) = self.away.remove(&session) else {
-            return self.wrong(record, &format!("{session:?} is not away"));
+            return self.add_violation(record, &format!("{session:?} is not away"));
         };
         let (time_ns, grace_ns) = (record.command.time_ns, nanos(self.terms.grace));
         if time_ns < away.earliest_ns + grace_ns {
             let early = away.earliest_ns + grace_ns - time_ns;
-            self.wrong(
+            self.add_violation(
                 record,
                 &format!("orders of {session:?} are cancelled {early} ns early"),
             );
         }
         if self.has_orders(session) {
-            self.wrong(
+            self.add_violation(
                 record,
                 &format!("{session:?} still has orders after the cancel"),
             );
@@ -203,14 +207,14 @@ impl Walk<'_> {
         }
     }
 
-    /// First record of a new process: absent sessions count as away from here on.
+    /// Restarts the grace of all sessions that are away, at the first record of a new process.
     fn note_restart(&mut self, record: &Record) {
         while let Some((restart, later)) = self.restarts.split_first()
             && record.command.time_ns >= restart.spawned_ns
         {
             self.restarts = later;
-            // Sessions that were connected are closed first, at the time from which the others
-            // count.
+            // The new process first closes the sessions that were connected. The time of these
+            // commands is the start of the grace of all others, too.
             let away = match record.command.command {
                 Command::CloseSession(_) => Away::at(record.command.time_ns),
                 _ => Away {
@@ -223,6 +227,7 @@ impl Walk<'_> {
         }
     }
 
+    /// Adds a violation for each session that still has orders after grace and allowed delay.
     fn check_overdue(&mut self, now_ns: u64) {
         let allowed = nanos(self.terms.grace + self.terms.late);
         let admission = self.state.core().admission();
@@ -235,7 +240,7 @@ impl Walk<'_> {
                 let late = Duration::from_nanos(now_ns - away.latest_ns);
                 let text =
                     format!("at {now_ns}: {session:?} still has orders {late:?} after its end");
-                self.found.wrong.push(text);
+                self.found.violations.push(text);
             }
         }
     }
@@ -245,9 +250,9 @@ impl Walk<'_> {
         row.is_some_and(|row| row.open_orders > 0)
     }
 
-    fn wrong(&mut self, record: &Record, what: &str) {
+    fn add_violation(&mut self, record: &Record, what: &str) {
         let at = record.command.sequence;
-        self.found.wrong.push(format!("record {at}: {what}"));
+        self.found.violations.push(format!("record {at}: {what}"));
     }
 
     fn finish(mut self) -> Journal {
@@ -277,7 +282,7 @@ impl Away {
     }
 }
 
-/// A numbered message as bytes on channel 0, the form in which messages are compared.
+/// Encodes a numbered message on channel 0, the form in which messages are compared.
 pub fn encoded(message: &ServerMessage, number: u64) -> Bytes {
     let mut bytes = BytesMut::with_capacity(wire::NUMBERED_LEN_MAX);
     encode(message, 0, number, &mut bytes);

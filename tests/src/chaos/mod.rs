@@ -1,16 +1,16 @@
-//! Chaos: the real binary is killed and restarted, clients die abruptly and return, and every
-//! datagram between them passes a proxy that drops, delays, reorders and duplicates. At the end
-//! each client's numbered messages are compared with the journal's, byte for byte.
+//! Chaos: kills and restarts the real binary and its clients, on a network that drops, delays,
+//! reorders and duplicates datagrams. At the end it compares each client's numbered messages with
+//! the journal's, byte for byte.
 //!
 //! | file | what |
 //! |---|---|
 //! | `trader` | a client under chaos |
 //! | `session` | one session of a trader: its requests, and its record |
-//! | `judge` | the journal read offline: messages, and when cancel-on-disconnect came |
+//! | `judge` | the journal read offline: messages, and times of cancels on disconnect |
 //! | `summary` | figures of a run |
 //!
-//! The seed determines the order of the kills, the requests and the fate of datagrams; it does not
-//! determine the timing.
+//! The seed determines the order of the kills, the requests and the fates of datagrams, but not the
+//! timing.
 
 pub mod judge;
 pub mod session;
@@ -31,22 +31,22 @@ use wire::{SettlementProgress, TradingHoldChanged};
 
 use self::judge::{Journal, Restart, Terms, encoded};
 pub use self::summary::Summary;
-use self::trader::{Order, Trader};
+use self::trader::{Instruction, Trader};
 use crate::Platform;
 use crate::flow::Random;
 use crate::process::PATIENCE;
 use crate::udp_proxy::{Faults, Proxy};
 
-/// Heartbeat interval, and grace of cancel-on-disconnect.
+/// Heartbeat interval of the server, and grace of cancel-on-disconnect.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// Settings of the platform. With the small window, resumes read the journal while the server runs.
+/// Settings of the platform. The window is small, so that resumes need the journal.
 const SETTINGS: [(&str, &str); 4] = [
     ("PLATFORM_MARKET__HEARTBEAT_MS", "1000"),
     ("PLATFORM_TRADING__GRACE_MS", "1000"),
     ("PLATFORM_MARKET__WINDOW_MESSAGES_MAX", "256"),
     ("PLATFORM_SNAPSHOTS__EVERY_SECONDS", "5"),
 ];
-/// Numbered messages of all clients together that are awaited between two kills.
+/// Numbered messages that all clients together receive between most kills.
 const MESSAGES_BETWEEN: u64 = 30;
 
 /// Parameters of a run.
@@ -59,7 +59,7 @@ pub struct Plan {
     /// Interval of each client's requests.
     pub pace: Duration,
     pub faults: Faults,
-    /// Longest delay of the cancel after the grace.
+    /// Longest delay of a cancel on disconnect after the grace.
     pub late: Duration,
     /// Time limit for all kills.
     pub limit: Duration,
@@ -93,9 +93,9 @@ pub(crate) fn now_ns() -> u64 {
     u64::try_from(since.expect("after 1970").as_nanos()).expect("before 2554")
 }
 
-/// A running client, with the channel of its orders.
+/// A running client, with the channel of its instructions.
 struct Running {
-    orders: mpsc::Sender<Order>,
+    instructions: mpsc::Sender<Instruction>,
     progress: Arc<AtomicU64>,
     task: JoinHandle<Trader>,
 }
@@ -103,17 +103,17 @@ struct Running {
 /// Runs the plan on a new platform.
 ///
 /// # Panics
-/// If a client received something that differs from the journal, or the run found another fault.
-/// The message contains the seed.
+/// If a client's messages differ from the journal's, or the run found another violation. The
+/// message contains the seed.
 pub async fn run(plan: &Plan) -> Summary {
     let begun = Instant::now();
     let mut platform = Platform::start_with(&SETTINGS).await;
-    let running = traders(&platform, plan).await;
-    let restarts = kill(plan, &mut platform, &running).await;
+    let running = start_traders(&platform, plan).await;
+    let restarts = run_kills(plan, &mut platform, &running).await;
     let mut traders = Vec::new();
     for client in &running {
         // The join below reports a client that has panicked.
-        let _ = client.orders.send(Order::Finish).await;
+        let _ = client.instructions.send(Instruction::Finish).await;
     }
     for client in running {
         traders.push(client.task.await.expect("the client finishes"));
@@ -134,26 +134,26 @@ pub async fn run(plan: &Plan) -> Summary {
         (journal, restarts)
     });
     let (journal, restarts) = read.await.expect("reading the journal finishes");
-    let mut wrong = journal.wrong.clone();
+    let mut violations = journal.violations.clone();
     for trader in &traders {
-        wrong.extend(compare(trader, &journal));
+        violations.extend(compare(trader, &journal));
     }
     platform.restart_with(&SETTINGS).await;
     for trader in &traders {
-        wrong.extend(resent(&platform, trader).await);
+        violations.extend(resend_differences(&platform, trader).await);
     }
     platform.stop().await;
     let summary = Summary::of(&restarts, &traders, &journal, begun.elapsed());
     assert!(
-        wrong.is_empty(),
-        "CHAOS_SEED={}: {wrong:#?}\n{summary}",
+        violations.is_empty(),
+        "CHAOS_SEED={}: {violations:#?}\n{summary}",
         plan.seed
     );
     summary
 }
 
-/// Members with money and units, and their running clients.
-async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
+/// Creates members with money and units, and starts a client for each.
+async fn start_traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
     let bond = platform.bond().await;
     let mut running = Vec::new();
     for number in 0..plan.traders as u64 {
@@ -168,9 +168,9 @@ async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
         let server = platform.address("trading");
         let proxy = Proxy::start(server, plan.faults, plan.seed.wrapping_add(number)).await;
         let trader = Trader::new(number, user, &bond, proxy, plan.seed).paced(plan.pace);
-        let (orders, receiver) = mpsc::channel(4);
+        let (instructions, receiver) = mpsc::channel(4);
         running.push(Running {
-            orders,
+            instructions,
             progress: trader.progress(),
             task: tokio::spawn(trader.run(receiver)),
         });
@@ -178,8 +178,9 @@ async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
     running
 }
 
-/// Kills in a seeded order, most after some messages, each after a seeded delay.
-async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<Restart> {
+/// Makes the kills in a seeded order, each after a seeded delay and most after
+/// [`MESSAGES_BETWEEN`] messages. Returns the restarts of the server.
+async fn run_kills(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<Restart> {
     let begun = Instant::now();
     let mut random = Random::new(plan.seed);
     let mut kills = vec![true; plan.server_kills];
@@ -195,9 +196,9 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
             "only {done} kills in {:?}",
             plan.limit
         );
-        // Most kills meet clients at work, some a start or a resume.
+        // Most kills hit trading clients; the others hit a start, a login or a resume.
         if random.below(4) > 0 {
-            progress(running, MESSAGES_BETWEEN).await;
+            until_messages(running, MESSAGES_BETWEEN).await;
         }
         tokio::time::sleep(Duration::from_millis(random.below(800))).await;
         if is_server {
@@ -211,31 +212,31 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
             });
         } else {
             let at = usize::try_from(random.below(running.len() as u64)).expect("small");
-            // Returns at once, after heartbeat and grace, or in between.
+            // The client returns within the grace, after heartbeat timeout and grace, or between.
             let away = match random.below(3) {
                 0 => 50 + random.below(600),
                 1 => 3_000 + random.below(1_500),
                 _ => 500 + random.below(3_000),
             };
             let away = Duration::from_millis(away);
-            let order = Order::Die {
+            let instruction = Instruction::Die {
                 is_process: random.below(2) == 0,
                 away,
             };
-            let sent = running[at].orders.send(order).await;
+            let sent = running[at].instructions.send(instruction).await;
             assert!(sent.is_ok(), "a client ended early");
-            // During half of the absences the server stays alive and detects the silence.
+            // During half of the absences no kill follows: the server detects the silence.
             if random.below(2) == 0 {
                 tokio::time::sleep(away).await;
             }
         }
     }
-    progress(running, MESSAGES_BETWEEN).await;
+    until_messages(running, MESSAGES_BETWEEN).await;
     restarts
 }
 
 /// Waits until the clients together have received `messages` more.
-async fn progress(running: &[Running], messages: u64) {
+async fn until_messages(running: &[Running], messages: u64) {
     let total = || -> u64 {
         let of = |client: &Running| client.progress.load(Relaxed);
         running.iter().map(of).sum()
@@ -249,13 +250,14 @@ async fn progress(running: &[Running], messages: u64) {
     }
 }
 
-/// Compares a client's messages with the journal's.
+/// Compares a client's messages with the journal's; returns the client's violations and the
+/// differences.
 fn compare(trader: &Trader, journal: &Journal) -> Vec<String> {
-    let mut wrong = trader.wrong.clone();
+    let mut violations = trader.violations.clone();
     for session in &trader.sessions {
         let nothing = Vec::new();
         let expected = journal.messages.get(&key(trader, &session.name));
-        wrong.extend(difference(
+        violations.extend(difference(
             &format!(
                 "{} of {}: the client and the journal",
                 session.name, trader.user.id
@@ -264,10 +266,10 @@ fn compare(trader: &Trader, journal: &Journal) -> Vec<String> {
             up_to_end(expected.unwrap_or(&nothing), session.messages.len()),
         ));
     }
-    wrong
+    violations
 }
 
-/// Drops messages that funding and settlement created after the client's end.
+/// Drops the messages that funding and settlement created after the client's last one.
 fn up_to_end(messages: &[Bytes], received: usize) -> &[Bytes] {
     let Some((had, after)) = messages.split_at_checked(received) else {
         return messages;
@@ -287,6 +289,7 @@ fn key(trader: &Trader, session: &str) -> Id128 {
     derived::session_key(&trader.user.id, session)
 }
 
+/// Describes where the lists of messages differ; `None` if they are equal.
 fn difference(what: &str, left: &[Bytes], right: &[Bytes]) -> Option<String> {
     let same = left
         .iter()
@@ -299,40 +302,41 @@ fn difference(what: &str, left: &[Bytes], right: &[Bytes]) -> Option<String> {
     })
 }
 
-/// Logs in from number 1 without the proxy, after a restart: every message comes from the journal.
-async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
+/// Logs in from number 1 without the proxy, after a restart, and compares the resent messages with
+/// the client's. All of them come from the journal, since the windows are empty.
+async fn resend_differences(platform: &Platform, trader: &Trader) -> Vec<String> {
     let (connection, mut reports) =
         Connection::connect(platform.address("trading"), Trust::Loopback)
             .await
             .expect("a connection");
-    let mut again = vec![Vec::new(); trader.sessions.len()];
+    let mut resent = vec![Vec::new(); trader.sessions.len()];
     for (channel, session) in (0u16..).zip(&trader.sessions) {
         let options = LoginOptions::new(&trader.user.token(), &session.name);
         let login = connection.login(channel, options).await;
         login.expect("a login from number 1");
     }
-    let lacks = |again: &[Vec<Bytes>]| {
-        let both = again.iter().zip(&trader.sessions);
+    let lacks = |resent: &[Vec<Bytes>]| {
+        let both = resent.iter().zip(&trader.sessions);
         both.into_iter()
-            .any(|(again, session)| again.len() < session.messages.len())
+            .any(|(resent, session)| resent.len() < session.messages.len())
     };
-    while lacks(&again) {
+    while lacks(&resent) {
         let report = tokio::time::timeout(PATIENCE, reports.recv()).await;
         let report = report.expect("in time").expect("the connection is open");
         let report = report.expect("a report");
         if report.sequence > 0 {
             let bytes = encoded(&report.message, report.sequence);
-            again[usize::from(report.channel)].push(bytes);
+            resent[usize::from(report.channel)].push(bytes);
         }
     }
-    let mut wrong = Vec::new();
-    for (session, again) in trader.sessions.iter().zip(&again) {
+    let mut violations = Vec::new();
+    for (session, resent) in trader.sessions.iter().zip(&resent) {
         let what = format!(
             "{} of {}: the client and a resend",
             session.name, trader.user.id
         );
-        let again = up_to_end(again, session.messages.len());
-        wrong.extend(difference(&what, &session.messages, again));
+        let resent = up_to_end(resent, session.messages.len());
+        violations.extend(difference(&what, &session.messages, resent));
     }
-    wrong
+    violations
 }

@@ -1,4 +1,4 @@
-//! One session of a client under chaos: its seeded requests, and its record of received messages.
+//! One session of a client under chaos: seeded requests, and a record of received messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use crate::flow::Random;
 
-/// Price around which all clients trade, in kopecks, and the distance of orders that never trade.
+/// Price around which all clients trade and the distance of orders that never trade, in kopecks.
 const MIDDLE_TICKS: u64 = 10_000;
 const FAR_TICKS: u64 = 3_000;
 /// Most open orders of a session.
 const OPEN_MAX: usize = 40;
 
-/// An unanswered request that acts.
-pub(super) struct Asked {
+/// A request without an answer.
+pub(super) struct PendingRequest {
     pub message: ClientMessage,
     /// Login under which it was last sent.
     pub login: u32,
@@ -27,7 +27,8 @@ pub struct Session {
     pub cancel_on_disconnect: bool,
     /// Message n at index n - 1, as bytes on channel 0.
     pub messages: Vec<Bytes>,
-    pub(super) waiting: BTreeMap<u64, Asked>,
+    /// Requests without an answer, by client sequence.
+    pub(super) waiting: BTreeMap<u64, PendingRequest>,
     answered: BTreeSet<u64>,
     acknowledged: BTreeSet<u64>,
     /// Client ids of open orders.
@@ -50,8 +51,8 @@ impl Session {
         }
     }
 
-    /// Next seeded request: resting, crossing, immediate or far orders, cancels, amends. `id` is
-    /// for a new order and unique among all orders of the user.
+    /// Generates the next request: a resting, crossing, immediate or far order, a cancel or an
+    /// amend. A new order gets the id `id`, which must be unique among all orders of the user.
     pub(super) fn request(&self, random: &mut Random, instrument: u32, id: u64) -> ClientMessage {
         let roll = random.below(100);
         if !self.open.is_empty() && (roll < 30 || self.open.len() >= OPEN_MAX) {
@@ -91,7 +92,7 @@ impl Session {
         order.into()
     }
 
-    /// Records a numbered message; returns a text if it violates a rule.
+    /// Records a numbered message; returns the violation, if it is one.
     pub(super) fn note(&mut self, message: &ServerMessage) -> Option<String> {
         let answers = message.answers();
         if answers != 0 {
@@ -107,14 +108,16 @@ impl Session {
                     return Some(format!("order {} was executed twice", ack.client_order_id));
                 }
             }
-            ServerMessage::Cancelled(cancelled) => self.ended(cancelled.client_order_id),
-            ServerMessage::Fill(fill) if fill.open_lots == 0 => self.ended(fill.client_order_id),
+            ServerMessage::Cancelled(cancelled) => self.remove_open(cancelled.client_order_id),
+            ServerMessage::Fill(fill) if fill.open_lots == 0 => {
+                self.remove_open(fill.client_order_id)
+            }
             _ => {}
         }
         None
     }
 
-    fn ended(&mut self, client_order_id: u64) {
+    fn remove_open(&mut self, client_order_id: u64) {
         self.open.retain(|open| *open != client_order_id);
     }
 
@@ -123,7 +126,7 @@ impl Session {
         self.acknowledged.len()
     }
 
-    /// True once the final mass cancel is answered: no message follows it.
+    /// True once the final mass cancel is answered.
     pub(super) fn has_finished(&self) -> bool {
         self.last.is_some_and(|last| self.answered.contains(&last))
     }

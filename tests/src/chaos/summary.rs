@@ -23,13 +23,13 @@ pub struct Summary {
     pub returns: u64,
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
-    /// Clients whose sessions ended by silence while the server was alive, and the longest time
-    /// from a client's death to that end in the journal.
+    /// Client deaths after which the running server ended the session because of silence.
     pub silent_ends: usize,
+    /// Longest time from such a death to the end of the session in the journal.
     pub noticed: Option<Duration>,
     pub resumes: u64,
     pub restarts: u64,
-    pub asked_again: u64,
+    pub resent_requests: u64,
     pub refusals_lost: u64,
     pub datagrams: Counts,
     pub troubles: BTreeMap<String, u64>,
@@ -58,7 +58,7 @@ impl Summary {
             summary.client_kills += trader.deaths.len();
             summary.resumes += trader.resumes;
             summary.restarts += trader.restarts;
-            summary.asked_again += trader.asked_again;
+            summary.resent_requests += trader.resent_requests;
             summary.refusals_lost += trader.refusals_lost;
             summary.datagrams += trader.proxy.counts();
             for session in &trader.sessions {
@@ -122,7 +122,7 @@ impl fmt::Display for Summary {
         writeln!(
             f,
             "resumes: {}, new logins: {}, requests sent again: {}, refusals lost: {}",
-            self.resumes, self.restarts, self.asked_again, self.refusals_lost
+            self.resumes, self.restarts, self.resent_requests, self.refusals_lost
         )?;
         let datagrams = self.datagrams;
         writeln!(

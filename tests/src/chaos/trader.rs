@@ -1,10 +1,13 @@
-//! A trading client under chaos: sessions on one connection through a proxy, seeded requests, and a
-//! record of every numbered message. On the driver's order it dies without a packet to the server,
-//! and returns.
+//! A trading client under chaos: two sessions on one connection through a proxy, seeded requests,
+//! and a record of every numbered message. On an instruction it dies without a packet to the
+//! server, and returns later.
 //!
-//! It dies in one of two ways. A process death drops connection and client library: it logs in anew
-//! with the last recorded number, and sends requests that the server has not seen again under new
-//! client sequences. A path death cuts the network: the library's `resume` continues.
+//! It dies in one of two ways:
+//!
+//! - A process death drops connection and client library. The client then logs in with the last
+//!   recorded number. It resends, under new client sequences, the requests that the server has not
+//!   seen.
+//! - A path death cuts the network. The client then continues by the library's `resume`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use wire::{ClientMessage, MassCancel, ServerMessage};
 
 use super::judge::encoded;
 use super::now_ns;
-use super::session::{Asked, Session};
+use super::session::{PendingRequest, Session};
 use crate::flow::Random;
 use crate::member::instrument_of;
 use crate::process::PATIENCE;
@@ -28,41 +31,43 @@ use crate::world::User;
 
 /// Most unanswered requests of a session.
 const WAITING_MAX: usize = 64;
-/// Silence after which the client drops the connection: the server sends at least twice a second.
+/// Silence after which the client reconnects. A live server sends at least every 500 ms.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Timeout of one reconnect attempt.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 
-/// Orders of the driver to a trader.
-pub enum Order {
-    /// Dies abruptly and returns after this time.
+/// Instructions of the test to a trader.
+pub enum Instruction {
+    /// Dies abruptly and returns after `away`.
     Die { is_process: bool, away: Duration },
-    /// Sends no new orders, cancels the open ones, waits for the last answers, finishes.
+    /// Sends no new orders, cancels the open ones, waits for the last answers, and finishes.
     Finish,
 }
 
-/// When a client died, and when it tried to return: nanoseconds since 1970.
+/// When a client died and when it began to return, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 pub struct Death {
     pub at_ns: u64,
     pub back_ns: u64,
 }
 
+/// A trading client and its record.
 pub struct Trader {
     pub user: User,
     pub sessions: Vec<Session>,
     pub proxy: Arc<Proxy>,
     /// Violations.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
     pub deaths: Vec<Death>,
-    /// Logins by the library's resume, and by a new process.
+    /// Connections restored by the library's resume.
     pub resumes: u64,
+    /// Connections of a new process.
     pub restarts: u64,
-    /// Requests sent again by the library and by the client itself.
-    pub asked_again: u64,
-    /// Requests whose rejection was lost with a connection: the server has not seen them.
+    /// Requests resent by the library or by the client.
+    pub resent_requests: u64,
+    /// Requests whose rejection was lost with a connection.
     pub refusals_lost: u64,
-    /// Why connections ended, and reasons of rejected requests.
+    /// Counts of the ends of connections and of the reasons of rejected requests.
     pub troubles: BTreeMap<String, u64>,
     bond: String,
     random: Random,
@@ -70,12 +75,12 @@ pub struct Trader {
     link: Option<(Connection, Reports)>,
     instrument: u32,
     is_lost: bool,
-    /// The library has dropped a session: only a new connection restores all of them.
+    /// The library has dropped a session; only a new connection restores all sessions.
     is_broken: bool,
     is_ending: bool,
     logins: u32,
     next_order: u64,
-    heard: Instant,
+    last_received: Instant,
     progress: Arc<AtomicU64>,
 }
 
@@ -86,11 +91,11 @@ impl Trader {
             user,
             sessions: vec![Session::new("cancels", true), Session::new("keeps", false)],
             proxy: Arc::new(proxy),
-            wrong: Vec::new(),
+            violations: Vec::new(),
             deaths: Vec::new(),
             resumes: 0,
             restarts: 0,
-            asked_again: 0,
+            resent_requests: 0,
             refusals_lost: 0,
             troubles: BTreeMap::new(),
             bond: bond.to_owned(),
@@ -103,7 +108,7 @@ impl Trader {
             is_ending: false,
             logins: 0,
             next_order: 1,
-            heard: Instant::now(),
+            last_received: Instant::now(),
             progress: Arc::default(),
         }
     }
@@ -120,26 +125,26 @@ impl Trader {
         self.progress.clone()
     }
 
-    /// Trades until it is ordered to finish, and returns with its record.
+    /// Trades until the instruction to finish; returns the trader with its record.
     ///
     /// # Panics
-    /// If it cannot log in, or does not receive the last answers, within a minute.
-    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Self {
+    /// If it cannot log in or does not receive the last answers within a minute.
+    pub async fn run(mut self, mut instructions: mpsc::Receiver<Instruction>) -> Self {
         self.connect().await;
         let mut tick = tokio::time::interval(self.pace);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ending_by = None;
         loop {
             tokio::select! {
-                order = orders.recv(), if !self.is_ending => match order {
-                    Some(Order::Die { is_process, away }) => self.die(is_process, away).await,
-                    Some(Order::Finish) | None => {
+                instruction = instructions.recv(), if !self.is_ending => match instruction {
+                    Some(Instruction::Die { is_process, away }) => self.die(is_process, away).await,
+                    Some(Instruction::Finish) | None => {
                         self.is_ending = true;
                         ending_by = Some(Instant::now() + PATIENCE);
                     }
                 },
-                report = next(&mut self.link) => self.take(report),
-                _ = tick.tick() => self.act().await,
+                report = next(&mut self.link) => self.on_report(report),
+                _ = tick.tick() => self.on_tick().await,
             }
             if self.has_finished() {
                 self.check_unanswered();
@@ -157,8 +162,9 @@ impl Trader {
         }
     }
 
-    async fn act(&mut self) {
-        if self.heard.elapsed() > SILENCE_MAX {
+    /// Reconnects if needed, then sends the next request, or the final mass cancels when ending.
+    async fn on_tick(&mut self) {
+        if self.last_received.elapsed() > SILENCE_MAX {
             self.trouble("silence");
             self.is_lost = true;
         }
@@ -176,7 +182,7 @@ impl Trader {
                         instrument: wire::ALL_INSTRUMENTS,
                         side: wire::BOTH_SIDES,
                     };
-                    self.sessions[channel].last = self.ask(channel, all.into());
+                    self.sessions[channel].last = self.send_request(channel, all.into());
                 }
             }
         } else {
@@ -186,12 +192,12 @@ impl Trader {
                 let (instrument, id) = (self.instrument, self.next_order);
                 self.next_order += 1;
                 let request = session.request(&mut self.random, instrument, id);
-                self.ask(channel, request);
+                self.send_request(channel, request);
             }
         }
     }
 
-    /// Dies: no packet reaches the server any more, not even a close.
+    /// Dies and returns after `away`. Meanwhile no packet reaches the server, not even a close.
     async fn die(&mut self, is_process: bool, away: Duration) {
         let at_ns = now_ns();
         if is_process {
@@ -231,7 +237,7 @@ impl Trader {
             self.trouble(&trouble);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         self.is_lost = false;
         self.is_broken = false;
     }
@@ -244,9 +250,9 @@ impl Trader {
             self.resumes += 1;
             for (channel, info) in infos {
                 let waiting = &mut self.sessions[usize::from(channel)].waiting;
-                for (_, asked) in waiting.range_mut(info.last_client_seq + 1..) {
-                    asked.login = login;
-                    self.asked_again += 1;
+                for (_, request) in waiting.range_mut(info.last_client_seq + 1..) {
+                    request.login = login;
+                    self.resent_requests += 1;
                 }
             }
             return Ok(());
@@ -266,9 +272,9 @@ impl Trader {
         self.restarts += 1;
         for (channel, seen) in seen.into_iter().enumerate() {
             let unseen = self.sessions[channel].waiting.split_off(&(seen + 1));
-            for (client_seq, asked) in unseen {
-                self.asked_again += 1;
-                let now = self.ask(channel, asked.message);
+            for (client_seq, request) in unseen {
+                self.resent_requests += 1;
+                let now = self.send_request(channel, request.message);
                 let last = &mut self.sessions[channel].last;
                 if *last == Some(client_seq) {
                     *last = now;
@@ -278,15 +284,15 @@ impl Trader {
         Ok(())
     }
 
-    /// Sends a request that acts; returns its client sequence, `None` if the connection is lost.
-    fn ask(&mut self, channel: usize, message: ClientMessage) -> Option<u64> {
+    /// Sends a request; returns its client sequence, or `None` if it was not sent.
+    fn send_request(&mut self, channel: usize, message: ClientMessage) -> Option<u64> {
         let (connection, _) = self.link.as_ref()?;
         let number = u16::try_from(channel).expect("two sessions");
         match connection.try_send(number, message) {
             Ok(Some(client_seq)) => {
                 let login = self.logins;
-                let asked = Asked { message, login };
-                self.sessions[channel].waiting.insert(client_seq, asked);
+                let request = PendingRequest { message, login };
+                self.sessions[channel].waiting.insert(client_seq, request);
                 Some(client_seq)
             }
             Ok(None) => None,
@@ -297,9 +303,9 @@ impl Trader {
         }
     }
 
-    fn take(&mut self, report: Option<Result<Report, Error>>) {
+    fn on_report(&mut self, report: Option<Result<Report, Error>>) {
         match report {
-            Some(Ok(report)) => self.hear(&report),
+            Some(Ok(report)) => self.on_message(&report),
             Some(Err(error)) => {
                 self.judge_error(&error);
                 self.trouble(&error.to_string());
@@ -311,12 +317,12 @@ impl Trader {
 
     fn judge_error(&mut self, error: &Error) {
         if let Error::Gap { .. } | Error::Wire(_) = error {
-            self.wrong.push(error.to_string());
+            self.violations.push(error.to_string());
         }
     }
 
-    fn hear(&mut self, report: &Report) {
-        self.heard = Instant::now();
+    fn on_message(&mut self, report: &Report) {
+        self.last_received = Instant::now();
         let Some(session) = self.sessions.get_mut(usize::from(report.channel)) else {
             return; // On the connection channel: a heartbeat or `Disconnect`.
         };
@@ -328,12 +334,12 @@ impl Trader {
                     "{}: received number {}, expected {due}",
                     session.name, report.sequence
                 );
-                return self.wrong.push(text);
+                return self.violations.push(text);
             }
             session.messages.push(encoded(message, report.sequence));
             self.progress.fetch_add(1, Relaxed);
             if let Some(text) = session.note(message) {
-                self.wrong.push(format!("{}: {text}", session.name));
+                self.violations.push(format!("{}: {text}", session.name));
             }
             return;
         }
@@ -344,7 +350,7 @@ impl Trader {
                     session.last = None;
                 }
                 if refused.reason == RejectReason::AlreadySeen {
-                    self.wrong
+                    self.violations
                         .push(format!("unexpected ALREADY_SEEN: {refused:?}"));
                 }
                 self.trouble(refused.reason.as_str());
@@ -366,15 +372,15 @@ impl Trader {
         self.is_ending && self.sessions.iter().all(Session::has_finished)
     }
 
-    /// Requests of a session are answered in order: an unanswered one lost its rejection with a
-    /// connection.
+    /// Counts the requests whose rejection was lost with an earlier connection. The server answers
+    /// a session in order, so a request of the current login without an answer is a violation.
     fn check_unanswered(&mut self) {
         for session in &self.sessions {
-            for (client_seq, asked) in &session.waiting {
+            for (client_seq, request) in &session.waiting {
                 self.refusals_lost += 1;
-                if asked.login == self.logins {
+                if request.login == self.logins {
                     let text = format!("{}: request {client_seq} has no answer", session.name);
-                    self.wrong.push(text);
+                    self.violations.push(text);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! One direction of one client: applies the faults to its datagrams.
+//! Applies the faults to the datagrams of one client in one direction.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,7 +28,7 @@ pub(super) struct Direction {
     /// Delayed datagrams by due time; the ticket keeps the order of equal times.
     waiting: BinaryHeap<Reverse<(Instant, u64, Bytes)>>,
     ticket: u64,
-    /// Held back until the next one has passed, or this time.
+    /// A datagram held back until the next one has passed, at most until this time.
     held: Option<(Instant, Bytes)>,
 }
 
@@ -67,7 +67,7 @@ impl Direction {
             };
             tokio::select! {
                 datagram = receiver.recv() => match datagram {
-                    Some(datagram) => self.take(datagram).await,
+                    Some(datagram) => self.on_datagram(datagram).await,
                     None => return,
                 },
                 () = due => self.send_due().await,
@@ -79,7 +79,7 @@ impl Direction {
         self.random.below(MILLION) < u64::from(ppm)
     }
 
-    async fn take(&mut self, datagram: Bytes) {
+    async fn on_datagram(&mut self, datagram: Bytes) {
         let faults = self.shared.faults;
         count(&self.shared.counters.received);
         if self.happens(faults.drop_ppm) {

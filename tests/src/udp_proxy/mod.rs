@@ -1,11 +1,11 @@
-//! A faulty UDP proxy: between a client and a server it drops, delays, reorders and duplicates
-//! datagrams, each direction with its own seeded generator.
+//! A UDP proxy that drops, delays, reorders and duplicates datagrams between clients and a server.
+//! Each direction of each client has its own seeded generator.
 //!
 //! Each client address has its own upstream socket, so the server sees one peer per client.
-//! Upstream sockets are unconnected, so an ICMP error while the server is down does not break the
-//! flow; only datagrams sent in that time are lost. Each direction queues at most [`WAITING_MAX`]
-//! received and as many delayed datagrams; a full queue drops new datagrams. The proxy keeps at
-//! most [`FLOWS_MAX`] client addresses; a new address evicts the oldest one.
+//! Upstream sockets are unconnected: while the server is down an ICMP error breaks no flow, and
+//! only the datagrams of that time are lost. Each direction queues at most [`WAITING_MAX`] received
+//! and as many delayed datagrams; a full queue drops new ones. The proxy keeps at most
+//! [`FLOWS_MAX`] client addresses; a new address evicts the oldest one.
 //!
 //! | file | what |
 //! |---|---|
@@ -59,7 +59,7 @@ pub struct Counts {
     /// Overtaken by the datagram after it.
     pub reordered: u64,
     pub duplicated: u64,
-    /// Dropped because the queue was full, or the socket accepted no more.
+    /// Dropped because a queue was full, a socket could not be made, or a send failed.
     pub overflowed: u64,
     /// Dropped while the proxy forwarded nothing or the client address was blocked.
     pub blocked: u64,
@@ -197,7 +197,7 @@ async fn dispatch(shared: Arc<Shared>, flows_created: Arc<AtomicU64>) {
     let mut by_age = VecDeque::new();
     let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
-        // A receive error (ICMP) is about one earlier datagram: continue.
+        // A receive error (ICMP) concerns one earlier datagram only.
         let Ok((length, client)) = shared.downstream.recv_from(&mut buffer).await else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Plain UDP through the proxy: each fault happens, and without faults nothing is lost.
+//! Plain UDP through the proxy: with each fault, and without faults.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Bench {
         sent.await.expect("sent");
     }
 
-    /// Sends the numbers below `count`, few enough for every socket's buffer.
+    /// Sends the numbers below `count`, which must fit every socket's buffer.
     async fn send_all(&self, count: u32) {
         for number in 0..count {
             self.send(number).await;

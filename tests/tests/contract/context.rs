@@ -72,7 +72,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
         events.close().await;
 
         // A deposit reaches cfa as an event, a redemption reaches the ledger as a call.
-        logged(platform, &correlation, &["payments", "identity", "cfa"]).await;
+        until_logged_by(platform, &correlation, &["payments", "identity", "cfa"]).await;
         let correlation = format!("correlation-{}", uuid::Uuid::now_v7());
         let mut context = context_with_key("k-2");
         context["correlationId"] = json!(correlation);
@@ -80,12 +80,12 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
             "payoutId": uuid::Uuid::now_v7().to_string() });
         platform.ok(&user.token(), "cfa.RedeemCfaRub", redeem).await;
         let services = ["cfa", "identity", "ledger", "payments"];
-        logged(platform, &correlation, &services).await;
+        until_logged_by(platform, &correlation, &services).await;
     });
 }
 
 /// Waits until each of these services has logged a line with the correlation id.
-async fn logged(platform: &Platform, correlation: &str, services: &[&str]) {
+async fn until_logged_by(platform: &Platform, correlation: &str, services: &[&str]) {
     let missing = |lines: &[Value]| -> Vec<String> {
         let own = lines
             .iter()

@@ -91,9 +91,9 @@ fn r160_a_hold_is_told_once_when_it_is_made_and_once_when_it_ends() {
                 .await;
             let made: Vec<HoldCreatedEvent> = made.iter().filter_map(created).collect();
             let own = &made[0];
-            let told = own.amount.clone().and_then(|amount| amount.amount);
+            let amount_of_event = own.amount.clone().and_then(|amount| amount.amount);
             assert_eq!(
-                number(&json!({ "value": told.expect("an amount").value })),
+                number(&json!({ "value": amount_of_event.expect("an amount").value })),
                 amount.parse::<Decimal>().expect("a number")
             );
             let ended = |event: &events::Event| {

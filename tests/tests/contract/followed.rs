@@ -246,7 +246,7 @@ fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
                 assert_eq!(call["trace_id"], json!(format!("trace-{service}-{run}")));
             }
         }
-        lines.iter().for_each(is_well_formed);
+        lines.iter().for_each(assert_well_formed);
     });
 }
 
@@ -256,7 +256,7 @@ fn is_call(line: &Value) -> bool {
 }
 
 /// Asserts the fields that every line has, and the ids that the line of a call has.
-fn is_well_formed(line: &Value) {
+fn assert_well_formed(line: &Value) {
     let of = |name: &str| line[name].as_str().unwrap_or_default();
     assert!(
         OffsetDateTime::parse(of("timestamp"), &Rfc3339).is_ok(),

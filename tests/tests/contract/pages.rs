@@ -12,7 +12,7 @@ use tests::world::amount;
 const ROWS: usize = 5;
 
 /// Asserts that pages of two return every row of the whole list once.
-async fn by_two(platform: &Platform, name: &str, field: &str, id: &str, request: Value) {
+async fn assert_pages_of_two(platform: &Platform, name: &str, field: &str, id: &str, request: Value) {
     let ids = |rows: Vec<Value>| {
         rows.iter()
             .map(|row| text(row, &format!("/{id}")))
@@ -61,7 +61,7 @@ fn r010_pages_by_two_give_every_row_once() {
         }
         let by_user = json!({ "userId": seller.id });
         let by_bond = json!({ "instrumentId": bond });
-        by_two(
+        assert_pages_of_two(
             platform,
             "cfa.ListHolders",
             "holders",
@@ -69,7 +69,7 @@ fn r010_pages_by_two_give_every_row_once() {
             by_bond.clone(),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "cfa.ListOperations",
             "operations",
@@ -77,7 +77,7 @@ fn r010_pages_by_two_give_every_row_once() {
             json!({}),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "cfa.ListInstruments",
             "instruments",
@@ -85,7 +85,7 @@ fn r010_pages_by_two_give_every_row_once() {
             json!({}),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "market.ListOrders",
             "orders",
@@ -93,7 +93,7 @@ fn r010_pages_by_two_give_every_row_once() {
             by_user.clone(),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "market.ListOrders",
             "orders",
@@ -101,8 +101,8 @@ fn r010_pages_by_two_give_every_row_once() {
             by_bond.clone(),
         )
         .await;
-        by_two(platform, "market.ListTrades", "trades", "tradeId", by_bond).await;
-        by_two(
+        assert_pages_of_two(platform, "market.ListTrades", "trades", "tradeId", by_bond).await;
+        assert_pages_of_two(
             platform,
             "market.ListTrades",
             "trades",
@@ -110,7 +110,7 @@ fn r010_pages_by_two_give_every_row_once() {
             by_user.clone(),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "ledger.ListAccounts",
             "accounts",
@@ -118,7 +118,7 @@ fn r010_pages_by_two_give_every_row_once() {
             json!({}),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "ledger.ListSubAccounts",
             "subaccounts",
@@ -126,7 +126,7 @@ fn r010_pages_by_two_give_every_row_once() {
             json!({}),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "ledger.ListOperations",
             "operations",
@@ -134,8 +134,8 @@ fn r010_pages_by_two_give_every_row_once() {
             by_user.clone(),
         )
         .await;
-        by_two(platform, "ledger.ListHolds", "holds", "holdId", json!({})).await;
-        by_two(
+        assert_pages_of_two(platform, "ledger.ListHolds", "holds", "holdId", json!({})).await;
+        assert_pages_of_two(
             platform,
             "payments.ListPaymentIntents",
             "intents",
@@ -143,7 +143,7 @@ fn r010_pages_by_two_give_every_row_once() {
             by_user,
         )
         .await;
-        by_two(platform, "identity.ListUsers", "users", "userId", json!({})).await;
+        assert_pages_of_two(platform, "identity.ListUsers", "users", "userId", json!({})).await;
     });
 }
 
@@ -164,7 +164,7 @@ fn r010_payouts_transfers_and_trading_holds_are_paged_too() {
                 .cfa_operation_is(&text(&answer, "/operation/operationId"), "FINALIZED")
                 .await;
         }
-        by_two(
+        assert_pages_of_two(
             platform,
             "payments.ListPayouts",
             "payouts",
@@ -172,7 +172,7 @@ fn r010_payouts_transfers_and_trading_holds_are_paged_too() {
             json!({ "userId": user.id }),
         )
         .await;
-        by_two(
+        assert_pages_of_two(
             platform,
             "sandbox.ListTransfers",
             "transfers",
@@ -187,7 +187,7 @@ fn r010_payouts_transfers_and_trading_holds_are_paged_too() {
             platform.issue(&bond, &holder, "3").await;
             platform.trading_hold(&holder, &bond, "2").await;
         }
-        by_two(
+        assert_pages_of_two(
             platform,
             "market.ListTradingHolds",
             "tradingHolds",

@@ -30,7 +30,7 @@ async fn paid(platform: &Platform, user: &User, intent: &Value) -> Value {
 }
 
 /// Waits until identity has counted this use today under the limit type.
-async fn used(platform: &Platform, user: &User, limit: &str, expected: &str) {
+async fn until_used(platform: &Platform, user: &User, limit: &str, expected: &str) {
     let kind = json!(format!("LIMIT_TYPE_{limit}"));
     let what = format!("{limit} of {expected} to be counted");
     platform
@@ -79,34 +79,34 @@ fn r012_identity_counts_each_use_under_its_type() {
     run(async {
         let platform = platform().await;
         let (buyer, seller) = (platform.rich("5000.00").await, platform.trader().await);
-        used(platform, &buyer, "DEPOSIT", "5000").await;
+        until_used(platform, &buyer, "DEPOSIT", "5000").await;
         let operation = redeem(platform, &buyer, "30.00").await.expect("accepted");
         platform
             .cfa_operation_is(&text(&operation, "/operationId"), "FINALIZED")
             .await;
-        used(platform, &buyer, "WITHDRAWAL", "30").await;
+        until_used(platform, &buyer, "WITHDRAWAL", "30").await;
 
         let bond = platform.bond().await;
         platform.issue(&bond, &seller, "10").await;
         // Units that an issue brings in count when they are reserved.
-        used(platform, &seller, "TRADING", "10").await;
+        until_used(platform, &seller, "TRADING", "10").await;
         platform.place(&seller, &bond, "SELL", "100.00", "4").await;
         platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
         platform.settled(&bond, 1).await;
-        used(platform, &buyer, "TRADING", "4").await;
-        used(platform, &seller, "TRADING", "14").await;
-        used(platform, &seller, "DEPOSIT", "0").await;
-        used(platform, &seller, "WITHDRAWAL", "0").await;
+        until_used(platform, &buyer, "TRADING", "4").await;
+        until_used(platform, &seller, "TRADING", "14").await;
+        until_used(platform, &seller, "DEPOSIT", "0").await;
+        until_used(platform, &seller, "WITHDRAWAL", "0").await;
 
         // Checks of each type: intent, issue, redemption, order.
-        let asked = checks(platform, &buyer);
+        let logged = checks(platform, &buyer);
         for wanted in [
             ("DEPOSIT".to_owned(), OperationType::Deposit),
             ("DEPOSIT".to_owned(), OperationType::Issuance),
             ("WITHDRAWAL".to_owned(), OperationType::Withdrawal),
             ("TRADING".to_owned(), OperationType::Trading),
         ] {
-            assert!(asked.contains(&wanted), "{wanted:?} is not among {asked:?}");
+            assert!(logged.contains(&wanted), "{wanted:?} is not among {logged:?}");
         }
 
         // Each call is checked under its own type: only a refusal of that type stops it.
@@ -162,7 +162,7 @@ fn r013_refused_and_failed_operations_say_which_kind_it_was() {
         for (code, (refusal, reason)) in codes.iter().zip(refusals) {
             platform.refuse_limit(&user, "DEPOSIT", refusal).await;
             let operation = paid(platform, &user, code).await;
-            rejected(&operation, "ISSUANCE", reason, refusal);
+            assert_rejected(&operation, "ISSUANCE", reason, refusal);
         }
         // The bank refuses the account: burned tokens are returned, the operation fails.
         let fault = |fault: &str| json!({ "fault": fault, "account": user.account });
@@ -195,7 +195,7 @@ fn r013_refused_and_failed_operations_say_which_kind_it_was() {
 }
 
 #[track_caller]
-fn rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
+fn assert_rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
     assert_eq!(
         operation["type"],
         json!(format!("OPERATION_TYPE_{kind}")),
@@ -228,9 +228,9 @@ fn r019_operations_check_identity_before_the_chain() {
         let user = platform.rich("500.00").await;
         let (other, bond) = (platform.trader().await, platform.bond().await);
         platform.issue(&bond, &user, "5").await;
-        let before = asked(&platform).await;
+        let before = identity_calls(&platform).await;
         platform.issue(&bond, &user, "1").await;
-        assert_asked(&platform, before, "an accepted placement").await;
+        assert_identity_asked(&platform, before, "an accepted placement").await;
         // Before the refusals, which would refuse the codes as well.
         let codes = [
             platform.intent(&user, "10.00").await,
@@ -245,7 +245,7 @@ fn r019_operations_check_identity_before_the_chain() {
             for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
                 platform.refuse_limit(&user, limit, message).await;
             }
-            every_is_rejected(&platform, &user, &other, &bond, code, refusal).await;
+            assert_all_rejected(&platform, &user, &other, &bond, code, refusal).await;
         }
         platform.balance_is(&user.cash(), "500.00").await;
         platform.balance_is(&user.units(&bond), "6").await;
@@ -253,7 +253,7 @@ fn r019_operations_check_identity_before_the_chain() {
 }
 
 /// Issue, redemption, transfer and placement are each rejected, after both questions to identity.
-async fn every_is_rejected(
+async fn assert_all_rejected(
     platform: &Platform,
     user: &User,
     other: &User,
@@ -261,14 +261,14 @@ async fn every_is_rejected(
     code: &Value,
     (reason, message): (&str, &str),
 ) {
-    let before = asked(platform).await;
+    let before = identity_calls(platform).await;
     let issue = paid(platform, user, code).await;
-    rejected(&issue, "ISSUANCE", reason, message);
-    let before = assert_asked(platform, before, "an issue").await;
+    assert_rejected(&issue, "ISSUANCE", reason, message);
+    let before = assert_identity_asked(platform, before, "an issue").await;
 
     let redemption = redeem(platform, user, "10.00").await.expect("a result");
-    rejected(&redemption, "REDEMPTION", reason, message);
-    let before = assert_asked(platform, before, "a redemption").await;
+    assert_rejected(&redemption, "REDEMPTION", reason, message);
+    let before = assert_identity_asked(platform, before, "a redemption").await;
 
     let transfer = json!({
         "instrumentId": bond, "fromUserId": user.id, "toUserId": other.id,
@@ -277,8 +277,8 @@ async fn every_is_rejected(
     let transfer = platform
         .ok(&user.token(), "cfa.TransferCfa", transfer)
         .await;
-    rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
-    let before = assert_asked(platform, before, "a transfer").await;
+    assert_rejected(&transfer["operation"], "P2P_TRANSFER", reason, message);
+    let before = assert_identity_asked(platform, before, "a transfer").await;
 
     let placement = json!({
         "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
@@ -287,12 +287,12 @@ async fn every_is_rejected(
     let placement = platform
         .ok(OPERATOR, "cfa.IssueInvestmentCfa", placement)
         .await;
-    rejected(&placement["operation"], "ISSUANCE", reason, message);
-    assert_asked(platform, before, "a placement").await;
+    assert_rejected(&placement["operation"], "ISSUANCE", reason, message);
+    assert_identity_asked(platform, before, "a placement").await;
 }
 
 /// Answered reads of a profile, and checks of a limit.
-async fn asked(platform: &Platform) -> [f64; 2] {
+async fn identity_calls(platform: &Platform) -> [f64; 2] {
     let mut counts = [0.0; 2];
     for (count, method) in counts.iter_mut().zip(["GetUserProfile", "CheckLimits"]) {
         let method = format!("/dfa.identity.v1.IdentityService/{method}");
@@ -302,9 +302,9 @@ async fn asked(platform: &Platform) -> [f64; 2] {
     counts
 }
 
-/// Asserts that the last operation asked for a profile (KYC) and for one check of a limit.
-async fn assert_asked(platform: &Platform, before: [f64; 2], what: &str) -> [f64; 2] {
-    let now = asked(platform).await;
+/// Asserts that the last operation logged for a profile (KYC) and for one check of a limit.
+async fn assert_identity_asked(platform: &Platform, before: [f64; 2], what: &str) -> [f64; 2] {
+    let now = identity_calls(platform).await;
     assert!(now[0] > before[0], "{what} read no profile");
     let checks = now[1] - before[1];
     assert!(

@@ -29,7 +29,7 @@ fn kind(field: &FieldDescriptor) -> String {
 
 /// Asserts fields of a message: number, name, type. JSON names are their lower camel case.
 #[track_caller]
-fn has(name: &str, fields: &[(u32, &str, &str)]) {
+fn assert_fields(name: &str, fields: &[(u32, &str, &str)]) {
     let message = message(&pool(), name);
     for (number, field_name, wanted) in fields {
         let field = message
@@ -58,7 +58,7 @@ fn camel(name: &str) -> String {
 
 /// Asserts that the enumeration starts with `<PREFIX>UNSPECIFIED` = 0 and has these bare names.
 #[track_caller]
-fn values(name: &str, prefix: &str, wanted: &[&str]) {
+fn assert_values(name: &str, prefix: &str, wanted: &[&str]) {
     let pool = pool();
     let descriptor = pool
         .get_enum_by_name(name)
@@ -105,7 +105,7 @@ fn r002_every_request_has_the_context_as_field_one() {
 // rows: R003 R004 R005 R310
 #[test]
 fn r003_the_context_has_its_ids() {
-    has(
+    assert_fields(
         CONTEXT,
         &[
             (1, "request_id", "string"),
@@ -151,9 +151,9 @@ fn r006_every_event_has_the_context_as_field_one() {
 // rows: R007 R311
 #[test]
 fn r007_money_is_a_code_and_a_decimal_text() {
-    has("dfa.common.v1.Decimal", &[(1, "value", "string")]);
+    assert_fields("dfa.common.v1.Decimal", &[(1, "value", "string")]);
     for name in ["dfa.common.v1.Money", "dfa.common.v1.MonetaryAmount"] {
-        has(
+        assert_fields(
             name,
             &[(1, "currency_code", "string"), (2, "amount", "Decimal")],
         );
@@ -175,11 +175,11 @@ fn r007_money_is_a_code_and_a_decimal_text() {
 
 #[test]
 fn r008_a_fee_has_a_type_and_an_amount() {
-    has(
+    assert_fields(
         "dfa.common.v1.Fee",
         &[(1, "fee_type", "string"), (2, "amount", "Money")],
     );
-    has("dfa.market.v1.Trade", &[(7, "fee", "Fee")]);
+    assert_fields("dfa.market.v1.Trade", &[(7, "fee", "Fee")]);
 }
 
 // rows: R009 R311
@@ -255,11 +255,11 @@ fn r010_every_list_call_is_paged() {
             method.full_name()
         );
     }
-    has(
+    assert_fields(
         "dfa.common.v1.PaginationRequest",
         &[(1, "page_size", "int32"), (2, "page_token", "string")],
     );
-    has(
+    assert_fields(
         "dfa.common.v1.PaginationResponse",
         &[(1, "next_page_token", "string"), (2, "total_size", "int64")],
     );
@@ -268,7 +268,7 @@ fn r010_every_list_call_is_paged() {
 // rows: R011 R012 R013 R014 R316
 #[test]
 fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
-    values(
+    assert_values(
         "dfa.common.v1.InstrumentType",
         "INSTRUMENT_TYPE_",
         &[
@@ -279,17 +279,17 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
             "CFA_HYBRID",
         ],
     );
-    values(
+    assert_values(
         "dfa.common.v1.LimitType",
         "LIMIT_TYPE_",
         &["DEPOSIT", "WITHDRAWAL", "TRADING"],
     );
-    values(
+    assert_values(
         "dfa.common.v1.HashAlgorithm",
         "HASH_ALGORITHM_",
         &["KECCAK256", "SHA256", "STREEBOG256"],
     );
-    values(
+    assert_values(
         "dfa.common.v1.RejectionReasonCode",
         "REJECTION_REASON_CODE_",
         &[
@@ -303,7 +303,7 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
             "INSTRUMENT_NOT_ACTIVE",
         ],
     );
-    values(
+    assert_values(
         "dfa.common.v1.PaymentStatus",
         "PAYMENT_STATUS_",
         &["PENDING", "SUCCESS", "FAILED", "EXPIRED", "REFUNDED"],
@@ -313,18 +313,18 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
 // rows: R144
 #[test]
 fn r144_orders_have_the_enumerations_of_the_text() {
-    values("dfa.market.v1.OrderSide", "ORDER_SIDE_", &["BUY", "SELL"]);
-    values(
+    assert_values("dfa.market.v1.OrderSide", "ORDER_SIDE_", &["BUY", "SELL"]);
+    assert_values(
         "dfa.market.v1.OrderType",
         "ORDER_TYPE_",
         &["LIMIT", "MARKET"],
     );
-    values(
+    assert_values(
         "dfa.market.v1.TimeInForce",
         "TIME_IN_FORCE_",
         &["GTC", "IOC", "FOK"],
     );
-    values(
+    assert_values(
         "dfa.market.v1.OrderStatus",
         "ORDER_STATUS_",
         &[
@@ -357,7 +357,7 @@ fn r015_kyc_levels_are_numbered_in_their_order() {
 // rows: R016 R317
 #[test]
 fn r317_the_user_profile_has_its_fields() {
-    has(
+    assert_fields(
         "dfa.identity.v1.UserProfile",
         &[
             (1, "user_id", "string"),
@@ -370,7 +370,7 @@ fn r317_the_user_profile_has_its_fields() {
             (8, "created_at", "Timestamp"),
         ],
     );
-    values(
+    assert_values(
         "dfa.identity.v1.UserStatus",
         "USER_STATUS_",
         &["ACTIVE", "BLOCKED"],
@@ -379,7 +379,7 @@ fn r317_the_user_profile_has_its_fields() {
 
 #[test]
 fn r313_a_holder_balance_has_its_fields() {
-    has(
+    assert_fields(
         "dfa.cfa.v1.HolderBalance",
         &[
             (1, "user_id", "string"),
@@ -391,7 +391,7 @@ fn r313_a_holder_balance_has_its_fields() {
             (7, "updated_at", "Timestamp"),
         ],
     );
-    has(
+    assert_fields(
         "dfa.cfa.v1.ListHoldersRequest",
         &[(4, "as_of", "Timestamp")],
     );
@@ -399,7 +399,7 @@ fn r313_a_holder_balance_has_its_fields() {
 
 #[test]
 fn r314_a_cfa_operation_has_its_fields() {
-    has(
+    assert_fields(
         "dfa.cfa.v1.CfaOperation",
         &[
             (1, "operation_id", "string"),
@@ -430,7 +430,7 @@ fn r314_a_cfa_operation_has_its_fields() {
 
 #[test]
 fn r315_an_instrument_has_its_fields() {
-    has(
+    assert_fields(
         "dfa.cfa.v1.Instrument",
         &[
             (1, "instrument_id", "string"),
@@ -456,7 +456,7 @@ fn r315_an_instrument_has_its_fields() {
             (21, "document_uri", "string"),
         ],
     );
-    values(
+    assert_values(
         "dfa.cfa.v1.InstrumentStatus",
         "INSTRUMENT_STATUS_",
         &["DRAFT", "ACTIVE", "HALTED", "MATURED", "REDEEMED"],
@@ -475,11 +475,11 @@ fn r315_an_instrument_has_its_fields() {
 
 #[test]
 fn r318_initiate_payout_answers_the_stored_payout() {
-    has(
+    assert_fields(
         "dfa.payments.v1.InitiatePayoutResponse",
         &[(1, "payout", "dfa.payments.v1.Payout")],
     );
-    has(
+    assert_fields(
         "dfa.payments.v1.Payout",
         &[
             (1, "payout_id", "string"),

@@ -123,7 +123,7 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
         );
         // 27 digits; with more the value of the smallest order is above the limit.
         let price = "987654321120000000000000000";
-        is_ordered_as(platform, &holder, &fine, price, smallest).await;
+        assert_order_has(platform, &holder, &fine, price, smallest).await;
 
         // One more digit is refused, not rounded.
         let finer = json!({
@@ -142,7 +142,7 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
 }
 
 /// An offer has its exact price and quantity in the order and in the book.
-async fn is_ordered_as(platform: &Platform, user: &User, of: &str, price: &str, quantity: &str) {
+async fn assert_order_has(platform: &Platform, user: &User, of: &str, price: &str, quantity: &str) {
     let placed = platform.place(user, of, "SELL", price, quantity).await;
     let request = json!({ "orderId": text(&placed, "/orderId") });
     let order = platform.ok(AUDITOR, "market.GetOrder", request).await;
