@@ -1,5 +1,5 @@
-//! Load attacks next to an honest member. `cargo xtask attacks` runs them for long, `cargo xtask
-//! full` for short.
+//! Load attacks next to an honest member. `cargo xtask attacks` runs them long, `cargo xtask full`
+//! runs them for 5 s each.
 
 use std::time::Duration;
 
@@ -37,7 +37,9 @@ fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
         runs: usize::try_from(given("ATTACKS_RUNS", 1)).expect("few"),
     };
     let verdicts = tests::shared::run(run(&plan));
-    let failed = verdicts.iter().filter(|verdict| !verdict.violations.is_empty());
+    let failed = verdicts
+        .iter()
+        .filter(|verdict| !verdict.violations.is_empty());
     let failed: Vec<String> = failed.map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{}", failed.concat());
 }

@@ -1,5 +1,5 @@
-//! Servers and clients die on a bad network: clients receive exactly the journal's messages. `cargo
-//! xtask chaos` runs the same for long.
+//! Clients receive exactly the journal's messages although server and clients are killed and the
+//! network is bad. `cargo xtask chaos` runs the same test for longer.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ fn given(name: &str) -> Option<u64> {
     )
 }
 
-/// `CHAOS_SEED`, `CHAOS_KILLS` (of the server, and as many of clients) and `CHAOS_MINUTES` override
-/// the defaults of the ordinary suite.
+/// `CHAOS_SEED`, `CHAOS_KILLS` (kills of the server, and as many of clients) and `CHAOS_MINUTES`
+/// (the time limit) override the defaults.
 // rows: R343 R345
 #[test]
 fn r343_clients_receive_all_messages_under_chaos() {

@@ -36,7 +36,7 @@ async fn help(words: &[&str]) -> String {
     done.stdout
 }
 
-/// Verbs of `ledger` that do not correspond to one call.
+/// Verbs of `ledger` that are not the command of a call: aliases, and reads of the ledger's file.
 const NOT_CALLS: [&str; 4] = ["balance", "holds", "rebuild", "verify"];
 
 #[test]
@@ -73,8 +73,7 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
                 let text = help(&[noun, &verb]).await;
                 let about = text.lines().next().unwrap_or_default();
                 assert!(!about.trim().is_empty(), "{noun} {verb} has no description");
-                // `events`, `journal`, `data` and `proto` work on files, not by a call. `ledger`
-                // has aliases of some calls and commands that read its file.
+                // `events`, `journal`, `data` and `proto` work on files.
                 let is_no_call = match noun.as_str() {
                     "events" | "journal" | "data" | "proto" => true,
                     "ledger" => NOT_CALLS.contains(&verb.as_str()),
@@ -86,7 +85,7 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
         assert_eq!(
             calls,
             methods(&pool()).len(),
-            "one command for each call of the contract"
+            "not one command for each call of the contract"
         );
     });
 }
@@ -169,13 +168,14 @@ fn r350_commands_work_against_a_running_platform() {
             "{holders}"
         );
 
-        // Human-readable output: one line per field, amounts as one word.
+        // Human-readable output has one line per field and shows an amount as one word.
         let printed = platform
             .cli(&["subaccount", "balance", "--subaccount-id", &subaccount])
             .await
             .success();
         assert!(
-            printed.stdout
+            printed
+                .stdout
                 .lines()
                 .any(|line| line.trim() == "balance: 1500.00"),
             "{}",
@@ -343,8 +343,9 @@ fn r350_config_prints_what_is_in_force() {
     });
 }
 
-/// History: the demonstration (deposits, an issue against payment, trades, a redemption, a payout
-/// that the bank refuses, maturity), a transfer, many settled trades of a replay.
+/// The history consists of the demonstration (deposits, an issue against payment, trades, a
+/// redemption, a payout that the bank refuses, maturity), many settled trades of a replay, and a
+/// transfer.
 // rows: R217
 #[test]
 fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed() {
@@ -367,9 +368,9 @@ fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed(
         platform.balance_is(&other.units(&bond), "2").await;
 
         let agreed = assert_rebuild_agrees(&platform).await;
-        // Each trade moves units; the demonstration moves tokens at least a dozen times besides.
+        // Each trade is a transfer of units; the demonstration makes more than 12 other transfers.
         assert!(count(&agreed, "transfers") > trades + 12, "{agreed}");
-        // Money and units of three users of the demonstration, and of this test's.
+        // Money and units of three users of the demonstration and of this test's two users.
         assert!(count(&agreed, "subaccounts") >= 10, "{agreed}");
         assert_tampering_is_found(&mut platform, &user).await;
     });
@@ -386,8 +387,8 @@ async fn assert_rebuild_agrees(platform: &Platform) -> Value {
     agreed
 }
 
-/// A direct write to the ledger's file credits the user with a rouble: a rebuild names exactly
-/// that.
+/// Credits the user with a rouble by a direct write to the ledger's file. Asserts that a rebuild
+/// reports exactly this difference.
 async fn assert_tampering_is_found(platform: &mut Platform, user: &User) {
     platform.stop().await;
     let file = platform.data_dir().join("ledger").join("ledger.sqlite");

@@ -21,7 +21,7 @@ const WITH_RPC: [&str; 7] = [
 ];
 const PLAIN_HTTP: [&str; 2] = ["bank", "chain_rpc"];
 
-/// The folder of the installed tools and generated code.
+/// Installs the tools and generates the code on first use; returns their folder.
 async fn tools() -> &'static Path {
     static TOOLS: OnceCell<PathBuf> = OnceCell::const_new();
     let install = async || {
@@ -53,7 +53,7 @@ fn text(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// Output of a tool that must succeed.
+/// Runs a tool that must succeed; returns its standard output and error.
 async fn printed(program: &Path, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
@@ -66,7 +66,7 @@ async fn printed(program: &Path, args: &[&str]) -> String {
     text(&output)
 }
 
-/// Output of a tool that must fail.
+/// Runs a tool that must fail; returns its standard output and error.
 async fn refused(program: &Path, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
@@ -132,7 +132,7 @@ fn r017_a_removed_field_breaks_the_contract() {
         let file = changed.path().join("dfa/market/v1/market.proto");
         let schema = std::fs::read_to_string(&file).expect("the schema");
         let cut = schema.replacen("  dfa.common.v1.Decimal price = 7;\n", "", 1);
-        assert_ne!(schema, cut, "the field to remove is there");
+        assert_ne!(schema, cut, "the field to remove is not in the schema");
         std::fs::write(&file, cut).expect("written");
         let broken = breaking(changed.path()).await;
         assert!(
@@ -186,7 +186,7 @@ fn r325_buf_curl_calls_by_reflection_in_every_protocol() {
             ];
             let missing = refused(&buf, &args).await;
             assert!(missing.contains("not_found"), "{protocol}: {missing}");
-            // Buf decodes the details of Connect alone.
+            // Buf decodes the details of Connect errors only.
             let reason = match protocol {
                 "connect" => "INSTRUMENT_NOT_FOUND",
                 _ => "ChRJTlNUUlVNRU5UX05PVF9GT1VORBIIcGxhdGZvcm0",
@@ -194,7 +194,7 @@ fn r325_buf_curl_calls_by_reflection_in_every_protocol() {
             assert!(missing.contains("google.rpc.ErrorInfo"), "{missing}");
             assert!(missing.contains(reason), "{protocol}: {missing}");
         }
-        // These ports do not reflect the service.
+        // These ports do not serve the service, so buf needs its schema.
         let schema = repository().join("proto");
         let schema = schema.to_string_lossy();
         for listener in ["ledger", "bank", "chain_rpc"] {

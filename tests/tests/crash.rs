@@ -1,5 +1,6 @@
-//! `kill -9` at seeded moments of order flow and exactly between two steps, then a restart: nothing
-//! acknowledged is lost, no trade is settled twice, no hold is orphaned, the balances are proved.
+//! Restarts after `kill -9` at seeded moments of order flow and after aborts between two steps.
+//! Nothing acknowledged is lost, no trade is settled twice, no hold is orphaned, and the proof of
+//! balances passes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ fn seed() -> u64 {
     tests::seed::seed(20_260_101)
 }
 
-/// Two buyers with money, two sellers with units, all of it in trading holds; even indexes buy.
+/// Two buyers with money (even indexes) and two sellers with units, all of it in trading holds.
 async fn members(platform: &Platform, bond: &str) -> Vec<User> {
     let mut members = Vec::new();
     for at in 0..4 {
@@ -53,12 +54,12 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
             let acknowledged = flow.acknowledged();
             let more = usize::try_from(100 + random.below(300)).expect("small");
             flow.until_acknowledged(acknowledged + more).await;
-            // Any moment between two acknowledgements, not only right after a commit.
+            // The kill must not always follow right after a commit.
             tokio::time::sleep(Duration::from_micros(random.below(20_000))).await;
             platform.kill().await;
             platform.restart().await;
             if kill == 1 {
-                // A second kill during recovery from the first.
+                // A second kill shortly after the first restart.
                 tokio::time::sleep(Duration::from_millis(random.below(200))).await;
                 platform.kill().await;
                 platform.restart().await;
@@ -77,18 +78,19 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
         assert_eq!(received.violations, Vec::<String>::new());
         assert!(
             !received.fills.is_empty() && !received.cancelled.is_empty(),
-            "the flow trades and cancels"
+            "the flow made no trade or no cancel"
         );
         check_state(&platform, &bond, &members, &received).await;
         platform.stop().await;
     });
 }
 
-/// Compares the members' record with the platform's state, then cancels and closes everything.
+/// Compares the members' record with the platform's state. Cancels all open orders and closes all
+/// trading holds on the way.
 async fn check_state(platform: &Platform, bond: &str, members: &[User], received: &Received) {
     platform.assert_no_orphans(&HashMap::new()).await;
 
-    // Orders: the history contains exactly the acknowledged ones.
+    // The history contains exactly the acknowledged orders.
     for (channel, member) in members.iter().enumerate() {
         let orders = platform
             .all(
@@ -114,7 +116,7 @@ async fn check_state(platform: &Platform, bond: &str, members: &[User], received
             .await;
     }
 
-    // Trades: each reported to both sides once, listed once, settled once.
+    // Each trade is reported to both sides once, listed once and settled once.
     let mut sides: BTreeMap<&str, Vec<(u16, u64, i64)>> = BTreeMap::new();
     for ((trade, channel), fill) in &received.fills {
         sides
@@ -166,7 +168,7 @@ async fn check_state(platform: &Platform, bond: &str, members: &[User], received
     close_holds_and_prove(platform).await;
 }
 
-/// Every trade of the instrument, once settled.
+/// Waits until every trade of the instrument is settled; returns them.
 async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -191,7 +193,7 @@ async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
     }
 }
 
-/// Asserts one buy and one sell operation per trade in the ledger, all final.
+/// Asserts that the ledger has one buy and one sell operation per trade, all final.
 async fn assert_settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
     for (kind, suffix) in [("TRADE_BUY", ""), ("TRADE_SELL", ":sell")] {
         let request = json!({ "type": format!("OPERATION_TYPE_{kind}") });
@@ -218,7 +220,7 @@ async fn assert_settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
     }
 }
 
-/// Closes every trading hold; then no hold is active, and the proof finds no difference.
+/// Closes every trading hold, waits until no hold is active, and asserts that the proof passes.
 async fn close_holds_and_prove(platform: &Platform) {
     let request = json!({ "pagination": { "pageSize": 1000 } });
     let holds = platform
@@ -245,7 +247,8 @@ async fn close_holds_and_prove(platform: &Platform) {
     platform.proof().await;
 }
 
-/// PlaceOrder under a key; returns the order's id, `None` if the platform died during the call.
+/// Places an order at 100.00 under a key; returns its id, or `None` if the platform died during the
+/// call.
 async fn place(
     platform: &Platform,
     user: &User,
@@ -295,7 +298,7 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
         for price in ["90.00", "91.00"] {
             platform.place(&buyer, &bond, "BUY", price, "1").await;
         }
-        // The first order at its price is partially filled and keeps its priority.
+        // Partially fills the oldest offer at its price, which keeps its priority.
         platform.place(&buyer, &bond, "BUY", "100.00", "1").await;
         platform.settled(&bond, 1).await;
         let book_sides = async |platform: &Platform| {
@@ -364,7 +367,7 @@ fn kill_amid_deposits_and_redemptions_moves_each_rouble_once() {
         let mut payments = Vec::new();
         let mut payouts = Vec::new();
         for _ in 0..KILLS {
-            // Paid at the bank and redemptions requested, without waiting.
+            // Pays at the bank and requests redemptions without waiting for their end.
             for _ in 0..3 {
                 let intent = platform.intent(&user, "100.00").await;
                 platform.pay(&intent).await;
@@ -447,7 +450,8 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
             ];
             platform.aborted().await;
             platform.restart().await;
-            // A repeat under the same key returns the same order, or places it if it never was.
+            // A repeat under the same key returns the same order, or places it if the first call
+            // did not.
             for ((user, side, quantity, key), known) in
                 [(&seller, "SELL", "5", &sell), (&buyer, "BUY", "3", &buy)]
                     .into_iter()
@@ -471,7 +475,7 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
                     .collect(),
             )
             .await;
-            // Cancels the remaining two of five: this round leaves no orders.
+            // Cancels the remaining two of five, so that this round leaves no orders.
             platform
                 .ok(
                     OPERATOR,
@@ -559,7 +563,8 @@ fn kill_amid_orders_with_own_holds_places_one_order_per_key() {
 
 type Placed = HashMap<String, Option<String>>;
 
-/// Orders of both sides under the keys, concurrently; returns the answer of each call.
+/// Places an order per key, alternately a buy and a sell, concurrently; returns the order id by
+/// key.
 async fn place_all(
     platform: &Platform,
     bond: &str,
@@ -585,7 +590,7 @@ async fn place_all(
         .collect()
 }
 
-/// The same, with a kill during the calls.
+/// Like [`place_all`], with a kill after `after_ms`.
 async fn place_until_killed(
     platform: &mut Platform,
     bond: &str,
@@ -650,9 +655,8 @@ fn retry_after_abort_between_hold_and_journal_places_once() {
         platform
             .assert_no_orphans(&HashMap::from([("the-key".to_owned(), order.clone())]))
             .await;
-        // 2 at 100.00 plus a fee of one thousandth: held once.
-        let held = |held: &'static str| async move { number(&json!(held)) };
-        let wanted = held("200.20").await;
+        // 2 at 100.00 plus a fee of one thousandth.
+        let wanted = number(&json!("200.20"));
         platform
             .until(
                 "the order's money to be held once",
@@ -689,15 +693,15 @@ fn an_orphaned_hold_is_released_and_its_key_expires() {
             None
         );
         platform.aborted().await;
-        let hasty = [
+        let short_delays = [
             ("PLATFORM_MARKET__ORPHAN_HOLD_AGE_MS", "1000"),
             ("PLATFORM_MARKET__SWEEP_INTERVAL_MS", "200"),
         ];
-        platform.restart_with(&hasty).await;
+        platform.restart_with(&short_delays).await;
         platform.assert_no_orphans(&HashMap::new()).await;
         platform.balance_is(&user.cash(), "1000.00").await;
 
-        // A late repeat must not place an order after the caller has given up.
+        // A repeat after the hold's release must not place an order.
         let late = json!({
             "context": context_with_key("lost"), "order": limit_order(&user, &bond, "BUY", "100.00", "2"),
         });

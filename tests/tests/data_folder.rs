@@ -1,5 +1,5 @@
-//! The manifest of the data folder: a missing or replaced store or key is refused by its path and
-//! never recreated silently. An interrupted first start is repeated.
+//! The manifest of the data folder. A start with a missing or replaced store or key fails, names
+//! its path and does not recreate it. The next start completes an interrupted first start.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,10 +32,11 @@ const KEYS: [&str; 6] = [
     "market/tls/key.der",
 ];
 const MANIFEST: &str = "manifest.toml";
-/// Killed first starts. A start takes less than a second, so the kills hit any point of it.
+/// Number of killed first starts. A start takes less than a second, so kills within 1.2 s hit any
+/// point of it.
 const KILLS: u64 = 25;
 
-/// Every file below the folder with its size and modification time, except the lock.
+/// Size and modification time of every file below the folder, except the lock.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -53,7 +54,8 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     found
 }
 
-/// Moves a file or folder away while `work` runs, and back afterwards.
+/// Moves a file or folder away while `work` runs, then back. Asserts that `work` did not recreate
+/// it.
 async fn without(data: &Path, name: &str, work: impl AsyncFnOnce()) {
     let (path, aside) = (data.join(name), data.with_extension("aside"));
     std::fs::rename(&path, &aside).expect("moved away");
@@ -78,9 +80,9 @@ fn a_missing_store_or_key_is_refused_by_its_path_and_nothing_is_made() {
             let path = data.join(name).display().to_string();
             without(&data, name, async || {
                 let before = files(&data);
-                let said = platform.start_refused().await;
+                let logged = platform.start_refused().await;
                 let refusal = format!("{path} is missing or empty: restore");
-                assert!(said.contains(&refusal), "{name}: {said}");
+                assert!(logged.contains(&refusal), "{name}: {logged}");
                 assert_eq!(files(&data), before, "{name}");
                 // `data accept` refuses it too.
                 let accepted = accept(&platform).await;
@@ -93,10 +95,10 @@ fn a_missing_store_or_key_is_refused_by_its_path_and_nothing_is_made() {
         let ledger = data.join("ledger/ledger.sqlite");
         let bytes = std::fs::read(&ledger).expect("read");
         std::fs::write(&ledger, "").expect("written");
-        let said = platform.start_refused().await;
+        let logged = platform.start_refused().await;
         assert!(
-            said.contains("ledger/ledger.sqlite is missing or empty"),
-            "{said}"
+            logged.contains("ledger/ledger.sqlite is missing or empty"),
+            "{logged}"
         );
         std::fs::write(&ledger, bytes).expect("written");
         platform.restart().await;
@@ -118,7 +120,7 @@ fn every_store_and_key_that_a_start_makes_is_in_the_manifest() {
         for name in STORES.into_iter().chain(KEYS) {
             assert!(text.contains(&format!("\"{name}\"")), "{name}: {text}");
         }
-        // Files that are derived from the others, and locks.
+        // Files that can be rebuilt from the others, and locks.
         let is_derived = |name: &str| {
             ["-wal", "-shm", ".snap", "lock", "fingerprint", MANIFEST]
                 .iter()
@@ -155,14 +157,14 @@ fn another_key_is_refused_until_it_is_accepted() {
             other.push(b'\n');
             std::fs::write(&path, other).expect("written");
             let before = files(&data);
-            let said = platform.start_refused().await;
+            let logged = platform.start_refused().await;
             let refusal = format!("{} is another key than before", path.display());
-            assert!(said.contains(&refusal), "{name}: {said}");
-            assert!(said.contains("platform data accept"), "{said}");
+            assert!(logged.contains(&refusal), "{name}: {logged}");
+            assert!(logged.contains("platform data accept"), "{logged}");
             assert_eq!(files(&data), before, "{name}");
             std::fs::write(&path, former).expect("written");
         }
-        // The secret of the bank's notices is rotated deliberately: an additional line.
+        // An operator rotates the secret of the bank's notices by an additional line.
         let path = data.join("keys/webhook_secret");
         let mut secrets = std::fs::read_to_string(&path).expect("a secret");
         secrets = format!("whsec_{}\n{secrets}", "QUJD".repeat(10));
@@ -191,20 +193,20 @@ fn folder_without_manifest_is_adopted_once() {
         let other = written.replace(format, "format = 77\nnew = true");
         std::fs::write(&manifest, other).expect("written");
         let before = files(&data);
-        for said in [
+        for logged in [
             platform.start_refused().await,
             accept(&platform).await.stderr,
         ] {
-            assert!(said.contains("format 77"), "{said}");
-            assert!(said.contains("manifest.toml"), "{said}");
+            assert!(logged.contains("format 77"), "{logged}");
+            assert!(logged.contains("manifest.toml"), "{logged}");
         }
         std::fs::write(&manifest, "nonsense").expect("written");
-        let said = platform.start_refused().await;
-        assert!(said.contains("manifest.toml cannot be read"), "{said}");
+        let logged = platform.start_refused().await;
+        assert!(logged.contains("manifest.toml cannot be read"), "{logged}");
 
         std::fs::remove_file(&manifest).expect("removed");
-        let said = platform.start_refused().await;
-        assert!(said.contains("platform data accept"), "{said}");
+        let logged = platform.start_refused().await;
+        assert!(logged.contains("platform data accept"), "{logged}");
         assert!(!manifest.exists());
         assert!(before.keys().all(|path| *path == manifest || path.exists()));
         // A folder with a missing store is not adopted.
@@ -240,15 +242,16 @@ fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
         std::fs::copy(platform.data_dir().join("chain/operator.key"), &key).expect("copied");
         let elsewhere = key.display().to_string();
         let env = [("PLATFORM_CHAIN__OPERATOR_KEY_FILE", elsewhere.as_str())];
-        let said = platform.start_refused_with(&env).await;
+        let logged = platform.start_refused_with(&env).await;
         assert!(
-            said.contains(&format!("{elsewhere} is used by the configuration")),
-            "{said}"
+            logged.contains(&format!("{elsewhere} is used by the configuration")),
+            "{logged}"
         );
         let unused = "chain/operator.key belongs to this folder, but";
-        assert!(said.contains(unused), "{said}");
+        assert!(logged.contains(unused), "{logged}");
 
-        // A store that is new to the folder: remove it and its manifest entry.
+        // Without its files and manifest entries, the event log is a store that is new to the
+        // folder.
         let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
         std::fs::remove_dir_all(data.join("events")).expect("removed");
         let written = std::fs::read_to_string(&manifest).expect("a manifest");
@@ -259,10 +262,10 @@ fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
             .collect();
         assert_ne!(written, without_events);
         std::fs::write(&manifest, without_events).expect("written");
-        let said = platform.start_refused().await;
+        let logged = platform.start_refused().await;
         assert!(
-            said.contains("events/log.db is used by the configuration"),
-            "{said}"
+            logged.contains("events/log.db is used by the configuration"),
+            "{logged}"
         );
         let accepted = accept(&platform).await.success();
         let pending = accepted.json()["pending"].clone();
@@ -300,7 +303,7 @@ fn a_first_start_that_was_killed_anywhere_is_repeated() {
     });
 }
 
-/// Remains of an interrupted key write: a draft, and in older versions an empty file.
+/// An interrupted write of a key leaves a draft, and in older versions an empty file.
 #[test]
 fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
     run(async {

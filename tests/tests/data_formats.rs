@@ -1,6 +1,8 @@
-//! Data folders of earlier versions open in this one. From format 8 on a change of the journal's
-//! format requires a migration and a folder of the previous format in `tests/data`: `platform` on a
-//! new folder, `platform demo --connect`, a clean stop, `tar` and `gzip`.
+//! Data folders of earlier versions open in this one.
+//!
+//! From format 8 on, a change of the journal's format requires a migration, and a folder of the
+//! previous format in `tests/data`. To make one, run `platform` on a new folder and `platform demo
+//! --connect`, stop the platform cleanly, and pack the folder with `tar` and `gzip`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,12 +11,12 @@ use serde_json::json;
 use tests::process::Platform;
 use tests::shared::run;
 
-/// Oldest format with a folder.
+/// Oldest format that has a folder.
 const OLDEST: u32 = 8;
-/// Number of trades of the demo.
+/// Number of trades that `platform demo` makes.
 const TRADES: u64 = 3;
 
-/// A working folder with the data folder of that format.
+/// Unpacks the data folder of a format into a new working folder; returns the latter.
 fn unpacked(format: u32) -> PathBuf {
     let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let archive = archive.join(format!("format-{format}.tar.gz"));

@@ -1,8 +1,8 @@
-//! A full disk recovers: once there is space, orders and deposits work without a restart. Before it
-//! is full the market takes no new orders.
+//! The platform recovers from a full disk: once there is space, orders and deposits work without a
+//! restart. Below the reserve of free space the market refuses new orders.
 //!
-//! Each test mounts a file system for the data folder, which needs root. If mounting is refused,
-//! the test fails with that message. `cargo xtask full` runs it.
+//! Each test mounts a file system for the data folder, which needs root. If the mount is refused,
+//! the test fails with its message. `cargo xtask full` runs these tests.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,13 +20,13 @@ use types::Side;
 use wire::ServerMessage;
 
 const VOLUME_BYTES: &str = "256M";
-/// Time limit of full recovery once the disk has space.
+/// Time limit of complete recovery once the disk has space.
 const RECOVERY: Duration = Duration::from_secs(10);
-/// A few hundred orders fill a segment.
+/// Size of a journal segment, which a few hundred orders fill.
 const SEGMENT_BYTES: &str = "1048576";
 
-/// A file system at `<folder>/data`. A watchdog shell unmounts it once this process has closed its
-/// pipe, in any way.
+/// A file system at `<folder>/data`. A watchdog shell unmounts it once its pipe is closed, by the
+/// drop of the value or the end of this process.
 struct Volume {
     folder: PathBuf,
     watchdog: Child,
@@ -50,7 +50,7 @@ impl Volume {
         Self::mount(|folder| {
             let image = folder.join("volume.img").display().to_string();
             run_program("truncate", &["-s", VOLUME_BYTES, &image]);
-            // No blocks are reserved for root, so that full means full.
+            // Without blocks reserved for root, root gets "no space" like any other user.
             run_program("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
             vec![
                 "-t".into(),
@@ -138,15 +138,15 @@ impl Drop for Volume {
 fn run_program(program: &str, args: &[&str]) {
     let output = Command::new(program).args(args).output();
     let output = output.unwrap_or_else(|error| panic!("{program} cannot be started: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "this test mounts file systems, and `{program} {}` was refused: {said}",
+        "this test mounts file systems, and `{program} {}` was refused: {stderr}",
         args.join(" ")
     );
 }
 
-/// Two members who trade with each other, one of them also in a session.
+/// Two members that trade with each other. The buyer also has a session.
 struct Market<'a> {
     platform: &'a Platform,
     bond: String,
@@ -184,7 +184,7 @@ impl<'a> Market<'a> {
         }
     }
 
-    /// Places an order in the session; true once it is durable, false if it is rejected.
+    /// Places an order in the session; true if it is durable within the given time.
     async fn order(&mut self, within: Duration) -> bool {
         self.sent += 1;
         let id = self.sent;
@@ -215,7 +215,7 @@ impl<'a> Market<'a> {
         true
     }
 
-    /// A deposit from the payer's view; returns the payment id if the intent was accepted and paid.
+    /// Requests a payment and pays it; returns the payment id if both calls succeed.
     async fn deposit(&self) -> Option<String> {
         let intent = json!({ "userId": self.buyer.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("10.00") });
         let token = self.buyer.token();
@@ -239,19 +239,19 @@ impl<'a> Market<'a> {
         })
     }
 
-    /// Asserts that everything works within [`RECOVERY`].
+    /// Asserts that orders, trades, deposits and health work within [`RECOVERY`].
     async fn assert_recovers(&mut self) {
         let begun = Instant::now();
-        let late = |what: &str, said: &Value| {
+        let late = |what: &str, last: &Value| {
             let after = begun.elapsed();
             assert!(
                 after < RECOVERY,
-                "not within {after:?} of free space: {what}; last answer {said}"
+                "not within {after:?} of free space: {what}; last answer {last}"
             );
         };
         while !self.order(Duration::from_secs(1)).await {
-            let (_, said) = self.platform.get("all", "/health", "").await;
-            late("an order of the session is accepted", &said);
+            let (_, health) = self.platform.get("all", "/health", "").await;
+            late("an order of the session is accepted", &health);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let order = begun.elapsed();
@@ -273,11 +273,11 @@ impl<'a> Market<'a> {
         }
         let issued = begun.elapsed();
         loop {
-            let (status, said) = self.platform.get("all", "/health", "").await;
+            let (status, health) = self.platform.get("all", "/health", "").await;
             if status == 200 {
                 break;
             }
-            late("health is ok", &said);
+            late("health is ok", &health);
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         println!(
@@ -286,8 +286,8 @@ impl<'a> Market<'a> {
         );
     }
 
-    /// Sends traffic until `/health` fails with a text that `is_it` accepts; returns the text.
-    async fn until_failing(&mut self, is_it: impl Fn(&str) -> bool) -> String {
+    /// Sends traffic until `/health` fails with a text that `accepts` accepts; returns the text.
+    async fn until_failing(&mut self, accepts: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             for _ in 0..20 {
@@ -295,22 +295,22 @@ impl<'a> Market<'a> {
             }
             let _ = self.trade().await;
             let _ = self.deposit().await;
-            let (status, said) = self.platform.get("all", "/health", "").await;
-            if status == 503 && is_it(&said.to_string()) {
-                return said.to_string();
+            let (status, health) = self.platform.get("all", "/health", "").await;
+            if status == 503 && accepts(&health.to_string()) {
+                return health.to_string();
             }
             assert!(
                 Instant::now() < deadline,
-                "unexpected health: {status} {said}"
+                "unexpected health: {status} {health}"
             );
         }
     }
 }
 
-/// A full volume under traffic, then free space again: once with most of a segment left, and once
-/// without room for the next segment.
+/// Fills the volume under traffic and frees it, twice: until any health part fails, and until the
+/// journal lacks room for its next segment.
 async fn scenario(volume: Volume) {
-    // Without a reserve, so that the stores do run out of space.
+    // A reserve would stop new orders before the stores run out of space.
     let env = [
         ("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES),
         ("PLATFORM_DISK__RESERVE_MIB", "0"),
@@ -321,15 +321,15 @@ async fn scenario(volume: Volume) {
         assert!(market.order(PATIENCE).await && market.trade().await);
 
         volume.fill();
-        let said = market.until_failing(|_| true).await;
-        println!("full: {said}");
+        let health = market.until_failing(|_| true).await;
+        println!("full: {health}");
         volume.free();
         market.assert_recovers().await;
 
         volume.fill();
-        let is_it = |said: &str| said.contains("the next segment");
-        let said = market.until_failing(is_it).await;
-        println!("full at the roll: {said}");
+        let names_segment = |health: &str| health.contains("the next segment");
+        let health = market.until_failing(names_segment).await;
+        println!("full at the roll: {health}");
         assert!(
             !market.order(Duration::from_secs(2)).await,
             "an order was accepted on a full disk"
@@ -338,7 +338,7 @@ async fn scenario(volume: Volume) {
         market.assert_recovers().await;
         (market.bond, market.acknowledged)
     };
-    // Acknowledged orders exist, and the proof passes, also after a restart.
+    // Acknowledged orders exist and the proof passes, before and after a restart.
     for _ in 0..2 {
         let request = json!({ "instrumentId": bond });
         let listed = platform
@@ -367,7 +367,8 @@ async fn scenario(volume: Volume) {
     platform.stop().await;
 }
 
-/// A disk below its reserve: no new orders, but cancels and deposits; then free space again.
+/// Below the disk's reserve new orders are refused, and cancels and deposits succeed. With free
+/// space orders succeed again.
 async fn low_scenario(volume: Volume) {
     let env = [
         ("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES),
@@ -383,7 +384,7 @@ async fn low_scenario(volume: Volume) {
         .await;
 
     volume.fill_to(40 << 20);
-    let low = |said: &str| said.contains("the disk of data is low");
+    let low = |health: &str| health.contains("the disk of data is low");
     market.until_failing(low).await;
     let accepted = market.order(Duration::from_secs(2)).await;
     assert!(!accepted, "an order was accepted");
@@ -394,7 +395,10 @@ async fn low_scenario(volume: Volume) {
     let payment = market.deposit().await.expect("a payment is accepted");
     let deadline = Instant::now() + PATIENCE;
     while !market.is_issued(&payment).await {
-        assert!(Instant::now() < deadline, "the deposit is not issued");
+        assert!(
+            Instant::now() < deadline,
+            "timed out: the deposit is not issued"
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     volume.free();

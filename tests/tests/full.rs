@@ -1,5 +1,5 @@
-//! The whole platform over a real Kafka broker, its ledger on a real PostgreSQL. Not part of the
-//! quick run: `cargo xtask full` runs it. It starts its own servers, since it kills them.
+//! The whole platform over a real Kafka broker, with its ledger on a real PostgreSQL. `cargo xtask
+//! full` runs it. It starts servers of its own, since it kills them.
 
 #[path = "../services/server.rs"]
 mod server;
@@ -18,7 +18,7 @@ use types::Decimal;
 
 use crate::server::Server;
 
-/// Events of one life of an asset, with the topic and the service that publishes each.
+/// Events of the life of an asset, by topic and publishing service.
 const EXPECTED: [(&str, &str, &[&str]); 6] = [
     (
         topics::CFA,
@@ -61,13 +61,13 @@ const EXPECTED: [(&str, &str, &[&str]); 6] = [
     (topics::CHAIN, "chain", &["TransactionReceiptReadyEvent"]),
 ];
 
-/// The seller sells a unit to the buyer.
+/// Sells one unit to the buyer.
 async fn trade(platform: &Platform, seller: &User, buyer: &User, bond: &str) {
     platform.place(seller, bond, "SELL", "10.00", "1").await;
     platform.place(buyer, bond, "BUY", "10.00", "1").await;
 }
 
-/// Reads the topics until every event of [`EXPECTED`] was seen.
+/// Reads the topics until it has seen every event of [`EXPECTED`].
 async fn read_topics(brokers: &str) {
     let kafka = Kafka::connect(brokers, &HashMap::new()).expect("a client");
     let group = format!("tests-{}", uuid::Uuid::now_v7());
@@ -156,7 +156,7 @@ async fn order_is_in_sequence(brokers: &str, instrument: &str, order_id: &str, s
     assert_eq!(told.collect::<Vec<_>>(), expected);
 }
 
-/// Redeems roubles, then looks up the payout, the supply and the balance.
+/// Redeems roubles and checks the payout, the supply and the balance.
 async fn redeem(platform: &Platform, user: &User, rubles: &str) {
     let supply = async || {
         let request = json!({ "instrumentId": "CFA-RUB" });
@@ -222,7 +222,7 @@ fn r238_every_service_works_over_its_topic_and_a_ledger_on_postgresql_through_ki
         let offer = async || platform.place(&seller, &traded, "SELL", "10.00", "1").await;
         offer().await;
 
-        // Without a broker calls are answered; what follows by events waits for it.
+        // Without a broker calls are answered. Work that events trigger waits for the broker.
         broker.stop();
         trade(&platform, &seller, &buyer, &bond).await;
         offer().await;
@@ -244,7 +244,7 @@ fn r238_every_service_works_over_its_topic_and_a_ledger_on_postgresql_through_ki
         read_topics(&broker.address).await;
         platform.proof().await;
 
-        // A platform whose broker is away can be stopped.
+        // The platform stops cleanly while its broker is down.
         broker.stop();
         platform.stop().await;
     });

@@ -1,4 +1,4 @@
-//! The journal checks of chaos on journals whose cancels on disconnect are in time, early, late or
+//! The chaos test's checks of a journal detect cancels on disconnect that are early, late or
 //! missing.
 
 #[path = "../../sequencer/tests/desk/mod.rs"]
@@ -19,8 +19,8 @@ const TERMS: Terms = Terms {
     late: Duration::from_millis(500),
 };
 
-/// Findings for a session with one order that ends on a node with this grace. Two more sessions
-/// open `later_ms` after its end.
+/// Runs a node with this grace: a session with one open order ends, and two more sessions open
+/// `later_ms` later. Returns the findings in its journal.
 async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
     let folder = tempfile::tempdir().expect("a folder");
     let time = Time::new();
@@ -42,18 +42,21 @@ async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
     };
     done(&desk.port, close).await;
     time.advance_ms(later_ms);
-    // Wakes the node, which reads the clock again and then once more.
+    // Two requests wake the node twice, so that it reads the advanced clock.
     desk.session(SESSION + 1, 1).await;
     desk.session(SESSION + 2, 1).await;
     handle.stop();
     judge::read(folder.path(), &[], TERMS)
 }
 
-/// Asserts that every violation contains this text.
+/// Asserts that there are violations and that each contains this text.
 fn assert_only(journal: &Journal, text: &str) {
     let violations = &journal.violations;
     assert!(!violations.is_empty(), "{journal:?}");
-    assert!(violations.iter().all(|one| one.contains(text)), "{violations:?}");
+    assert!(
+        violations.iter().all(|one| one.contains(text)),
+        "{violations:?}"
+    );
 }
 
 // rows: R345

@@ -1,4 +1,4 @@
-//! Start, stop and restart, and the whole life of an asset on a running platform.
+//! Start, stop and restart; demonstration and replay; the commands of the README.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn an_interrupted_start_exits_cleanly() {
     run(async { assert_eq!(Platform::interrupted_start().await, Some(0)) });
 }
 
-/// Runs in an empty folder, without configuration, home or PATH.
+/// Runs in an empty folder, without configuration, home folder or PATH.
 // rows: R349 R261
 #[test]
 fn r349_one_command_starts_everything_with_its_doubles() {
@@ -70,7 +70,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
                 .is_some_and(|number| number.starts_with("0x")),
             "{answer}"
         );
-        // Bank, identity and chain work: a user, a payment, tokens.
+        // A user, a payment and an order show that identity, bank, chain and market work.
         let (user, bond) = (platform.rich("10.00").await, platform.bond().await);
         let mut terminal = Terminal::open(&platform, &user, &bond).await;
         platform.trading_hold(&user, "CFA-RUB", "5.00").await;
@@ -80,7 +80,7 @@ fn r349_one_command_starts_everything_with_its_doubles() {
     });
 }
 
-/// `GET /` needs no credential.
+/// Asserts that `GET /` lists protocols and services without a credential.
 async fn assert_index_on_every_http_port(platform: &Platform) {
     for listener in LISTENERS.into_iter().filter(|name| *name != "trading") {
         let (status, index) = platform.get(listener, "/", "").await;
@@ -113,7 +113,7 @@ fn r350_the_demonstration_tells_its_story_and_everything_balances() {
         let steps = summary["steps"].as_array().map_or(0, Vec::len);
         assert!(steps > 10, "{summary}");
         let printed = platform.cli(&["demo"]).await.success();
-        // Human-readable output: each step with its number.
+        // Human-readable output has a line with the number of each step.
         for number in 1..=steps {
             let begins = format!("{number:>3}  ");
             let is_printed = printed.stdout.lines().any(|line| line.starts_with(&begins));
@@ -288,8 +288,9 @@ fn a_restart_resumes_the_state_of_the_previous_run() {
     });
 }
 
-/// The replay command over the journal of a stopped platform returns what calls returned while it
-/// ran: state, book, and the ids of orders and trades. So does a copy without snapshots.
+/// Replays the journal of a stopped platform. State, book and the ids of orders and trades equal
+/// those that calls returned before the stop. The same holds for a copy of the journal without
+/// snapshots.
 // rows: R180
 #[test]
 fn r180_replay_command_reproduces_state_trades_and_ids() {
@@ -302,7 +303,7 @@ fn r180_replay_command_reproduces_state_trades_and_ids() {
         for price in ["10.00", "11.00", "12.00"] {
             platform.place(&seller, &bond, "SELL", price, "2").await;
         }
-        // One order that takes three levels, one of a session, and one that rests.
+        // One order that takes three levels, one order of a session, and one that rests.
         platform.place(&buyer, &bond, "BUY", "12.00", "5").await;
         let mut terminal = Terminal::open(&platform, &buyer, &bond).await;
         terminal.acknowledged(1, Side::Buy, 1_200, 1).await;
@@ -326,12 +327,15 @@ fn r180_replay_command_reproduces_state_trades_and_ids() {
         answers.assert_replayed(&platform, copy.path(), &bond).await;
         platform.restart().await;
         let again = Answers::of(&platform, &bond).await;
-        assert_eq!((again.trades, again.orders), (answers.trades, answers.orders));
+        assert_eq!(
+            (again.trades, again.orders),
+            (answers.trades, answers.orders)
+        );
         platform.stop().await;
     });
 }
 
-/// Answers of the market's calls at one command sequence.
+/// Answers of the market's reads at one command sequence.
 struct Answers {
     sequence: u64,
     state_hash: String,
@@ -359,6 +363,7 @@ impl Answers {
         }
     }
 
+    /// Asserts that the `journal` commands compute the same state, book and ids from `journal`.
     async fn assert_replayed(&self, platform: &Platform, journal: &Path, bond: &str) {
         let (dir, until) = (journal.display().to_string(), self.sequence.to_string());
         let ask = async |words: &[&str]| {
@@ -382,7 +387,7 @@ impl Answers {
         assert_eq!((bids.len(), levels(&book["bids"])), (1, bids), "{book}");
         assert_eq!(book["asks"], json!([]), "{book}");
 
-        // Every event is recomputed and equals the journal's, which has these ids.
+        // `verify` recomputes every event and compares it with the journal's.
         let verified = ask(&["verify"]).await.json();
         assert_eq!(verified["trades"], whole["trades"], "{verified}");
         assert_eq!(verified["state_hash"], whole["state_hash"], "{verified}");
@@ -391,7 +396,7 @@ impl Answers {
     }
 }
 
-/// Ids of the orders and trades of a dump.
+/// Ids of the orders and trades in a dump of the journal.
 fn ids_of(dump: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     let node = NodeId::new(1).expect("a node");
     let (mut orders, mut trades) = (BTreeSet::new(), BTreeSet::new());
@@ -412,8 +417,8 @@ fn ids_of(dump: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     (orders, trades)
 }
 
-/// A second process follows the journal of the running platform, except the last batch, and stops
-/// at the given sequence.
+/// Follows the journal of the running platform from a second process, which stops at sequence 4. A
+/// follower returns all batches but the last one.
 async fn assert_followed(platform: &Platform) {
     let words = ["--json", "journal", "dump", "--follow", "--until", "4"];
     let dumped = platform.cli(&words).await.success().stdout;
@@ -427,8 +432,8 @@ async fn assert_followed(platform: &Platform) {
     );
 }
 
-/// State once it is stable: the holds of every open order are split off, which happens shortly
-/// after the tail, and two readings are equal.
+/// Waits until the state is stable; returns it. It is stable once settlement has split off the
+/// holds of every open order and two readings are equal.
 async fn stable_state(platform: &Platform) -> tests::ledger::State {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     let mut last = None;
@@ -458,7 +463,7 @@ async fn stable_state(platform: &Platform) -> tests::ledger::State {
             std::time::Instant::now() < deadline,
             "the state does not become stable: {last:?}"
         );
-        // A caller may make 500 reads per second.
+        // Stays below the 500 reads per second of a caller.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
@@ -486,7 +491,8 @@ fn the_commands_of_the_readme_work() {
                 let binary = tests::process::binary();
                 let command = format!("{} --url {} {rest}", binary.display(), platform.url("all"));
                 let answer =
-                    run_line_until_success(&command.replace("<that link>", &link), folder.path()).await;
+                    run_line_until_success(&command.replace("<that link>", &link), folder.path())
+                        .await;
                 if let Some(found) = answer
                     .lines()
                     .find_map(|line| line.trim().strip_prefix("qrPayload: "))
@@ -503,7 +509,7 @@ fn the_commands_of_the_readme_work() {
     });
 }
 
-/// Lines of the shell blocks, with continued lines joined.
+/// Lines of the shell blocks of a Markdown text, with continued lines joined.
 fn shell_lines(readme: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for block in readme.split("```sh\n").skip(1) {
@@ -517,7 +523,7 @@ fn shell_lines(readme: &str) -> Vec<String> {
     lines
 }
 
-/// The line with the ports of this platform.
+/// Replaces the default addresses in a line by those of this platform.
 fn with_ports_of(platform: &Platform, line: &str) -> String {
     let ports = [
         (8080, "all"),
@@ -537,7 +543,7 @@ fn with_ports_of(platform: &Platform, line: &str) -> String {
         })
 }
 
-/// Runs a line in a shell in `folder`; returns its output, or the failure.
+/// Runs a line in a shell in `folder`; returns its standard output, or the failure.
 async fn run_line(line: &str, folder: &Path) -> Result<String, String> {
     let running = tokio::process::Command::new("sh")
         .args(["-c", line])
@@ -555,7 +561,7 @@ async fn run_line(line: &str, folder: &Path) -> Result<String, String> {
     }
 }
 
-/// The same with retries: a person pastes the line later than this test does.
+/// Like [`run_line`], with retries for a minute: the effect of the line before may take a moment.
 async fn run_line_until_success(line: &str, folder: &Path) -> String {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! The load generator and the examples of the client, against a running platform.
+//! The load generator and the client's examples against a running platform.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -24,7 +24,7 @@ fn count(report: &Value, pointer: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no number at {pointer}: {report}"))
 }
 
-/// Asserts percentiles that are present, above zero and sorted.
+/// Asserts that all percentiles are present, above zero and sorted.
 fn assert_spread(spread: &Value) {
     let at = |name: &str| {
         let value = spread[name].as_f64();
@@ -34,7 +34,7 @@ fn assert_spread(spread: &Value) {
     assert!(values[0] > 0.0 && values.is_sorted(), "{spread}");
 }
 
-/// Asserts rows of a distribution that are sorted and end with all values.
+/// Asserts that the rows of a distribution are sorted and that the last one counts all values.
 fn assert_distribution(path: &Path, values: u64) {
     let text = std::fs::read_to_string(path).expect("the distribution");
     let mut last = (0.0, 0.0, 0);
@@ -51,7 +51,7 @@ fn assert_distribution(path: &Path, values: u64) {
     assert!(text.contains(&format!("Total count    = {values:>12}]")));
 }
 
-/// Runs a load for two seconds and checks what it prints and writes.
+/// Runs a load for two seconds; checks its report, its files and that it leaves no open order.
 async fn load(platform: &Platform, name: &str, more: &[&str]) {
     let (file, hdr, plot) = (
         format!("{name}.json"),
@@ -110,7 +110,7 @@ async fn load(platform: &Platform, name: &str, more: &[&str]) {
     }
     let picture = std::fs::read_to_string(folder.join(&plot)).expect("the picture");
     assert_eq!(picture.matches("<polyline").count(), 2);
-    // The load has cancelled its open orders.
+    // The load cancels its open orders at the end.
     let instrument = text(&report, "/instrument");
     let book = ["--json", "book", "get", "--instrument-id", &instrument];
     let book = platform.cli(&book).await.success().json();
@@ -133,7 +133,8 @@ fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
     });
 }
 
-/// A running load with its first orders in the book, and its output after the instrument's id.
+/// Starts a load and waits for its first orders in the book. Returns the process, and its output
+/// after the instrument's id.
 async fn start_load(platform: &Platform, more: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
     let args = [
@@ -172,6 +173,7 @@ async fn start_load(platform: &Platform, more: &[&str]) -> (Child, BufReader<Chi
     (child, lines)
 }
 
+/// Sends a signal to a process.
 async fn kill(signal: &str, pid: &str) {
     let kill = tokio::process::Command::new("kill")
         .args([signal, pid])
@@ -179,8 +181,8 @@ async fn kill(signal: &str, pid: &str) {
     assert!(kill.await.expect("kill runs").success());
 }
 
-/// A stalled platform delays every request due meanwhile, not only those in flight: with a window
-/// of 64 those would be a twentieth of all, invisible in the 90th percentile.
+/// A stalled platform delays all requests that are due meanwhile, not only those in flight. With a
+/// window of 64 the latter would be a twentieth of all and would not show in the 90th percentile.
 // rows: R348
 #[test]
 fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
@@ -212,7 +214,7 @@ fn r348_a_platform_that_stands_still_costs_every_request_that_was_due() {
             assert!(at("p90") > 300_000.0, "{report}");
             assert!(at("max") > 1_500_000.0, "{report}");
         }
-        // The window was full; the latency of delayed requests counts from their due time.
+        // The window was full, and the latency of delayed requests counts from their due time.
         assert!(count(&report, "/late/held_by_window") > 0, "{report}");
         assert!(count(&report, "/late/max_us") > 500_000, "{report}");
         platform.stop().await;
@@ -232,8 +234,8 @@ fn r348_an_interrupted_load_says_the_figures_so_far() {
         read.expect("in time").expect("text");
         let status = child.wait().await.expect("it ends");
         assert!(status.success(), "{rest}");
-        for said in ["interrupted: true", "acknowledged: ", "p9999: "] {
-            assert!(rest.contains(said), "no `{said}`: {rest}");
+        for wanted in ["interrupted: true", "acknowledged: ", "p9999: "] {
+            assert!(rest.contains(wanted), "no `{wanted}`: {rest}");
         }
     });
 }

@@ -1,7 +1,5 @@
-//! External faults that pass: afterwards everything works again without a restart.
-//!
-//! Each scenario runs against the real binary: the bank is unavailable under traffic, and silent
-//! connections exhaust the descriptors.
+//! Recovery without a restart after a temporary fault: the bank is unavailable under traffic, or
+//! silent connections exhaust the file descriptors.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use types::Side;
 
-/// Time limit of full recovery after a fault.
+/// Time limit of complete recovery after a fault.
 const RECOVERY: Duration = Duration::from_secs(15);
 
 // rows: R087 R127
@@ -34,7 +32,10 @@ fn r127_payments_recover_within_15_s_of_a_bank_outage() {
             let called = platform
                 .call(&user.token(), "payments.CreatePaymentIntent", intent())
                 .await;
-            assert!(called.is_err(), "the bank is away: {called:?}");
+            assert!(
+                called.is_err(),
+                "a payment was accepted without the bank: {called:?}"
+            );
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let back = fault("BANK_FAULT_NONE");
@@ -68,7 +69,8 @@ fn r340_silent_connections_up_to_a_descriptor_limit_of_4096_stop_nothing() {
     run(silent_connections(4_096, 5_000));
 }
 
-/// Opens `count` silent connections over 20 s, to a process with `descriptors` descriptors.
+/// Opens `count` silent connections within 20 s to a platform with `descriptors` file descriptors.
+/// Asserts that orders are served meanwhile, and that all works afterwards.
 async fn silent_connections(descriptors: u64, count: u32) {
     const OPENING: Duration = Duration::from_secs(20);
     let platform = Platform::start_with_descriptors(descriptors).await;
@@ -91,7 +93,7 @@ async fn silent_connections(descriptors: u64, count: u32) {
             let due = OPENING * number / count;
             tokio::time::sleep(due.saturating_sub(started.elapsed())).await;
             let port = ports[number as usize % ports.len()];
-            // A refused connection has no descriptor.
+            // A refused connection takes no descriptor of the platform.
             if let Ok(Ok(stream)) =
                 tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(port)).await
             {
@@ -121,7 +123,7 @@ async fn silent_connections(descriptors: u64, count: u32) {
     assert_recovered(&platform, &mut terminal, &user, &bond, placed).await;
 }
 
-/// Checks new connections, reads, orders and deposits.
+/// Asserts that new connections, reads, orders and deposits work.
 async fn assert_recovered(
     platform: &Platform,
     terminal: &mut Terminal,
@@ -144,7 +146,8 @@ async fn assert_recovered(
     platform.rich("10.00").await;
 }
 
-/// Opens `count` connections from one address at once, each with an answered call.
+/// Opens `count` connections from one address; each makes a call and stays open until the last is
+/// answered.
 async fn honest_connections(platform: &Platform, count: usize) {
     let address = platform.address("all");
     let mut open = Vec::new();
@@ -164,6 +167,7 @@ async fn honest_connections(platform: &Platform, count: usize) {
     }
 }
 
+/// Waits until `/health` is ok, at most until `deadline`.
 async fn until_healthy(platform: &Platform, deadline: Instant) {
     let http = tests::process::client();
     loop {
@@ -171,14 +175,14 @@ async fn until_healthy(platform: &Platform, deadline: Instant) {
             .get(format!("{}/health", platform.url("all")))
             .send()
             .await;
-        let said = match asked {
+        let health = match asked {
             Ok(answer) => answer.json::<Value>().await.unwrap_or_default(),
             Err(error) => json!(error.to_string()),
         };
-        if said["status"] == json!("ok") {
+        if health["status"] == json!("ok") {
             return;
         }
-        assert!(Instant::now() < deadline, "unexpected health: {said}");
+        assert!(Instant::now() < deadline, "unexpected health: {health}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,6 +1,6 @@
-//! Bad input: each request gets the error of the contract (code, exact text, reason in the details)
-//! and changes nothing. The tests of this file change no state, so they run in parallel against one
-//! prepared platform and compare its state with one snapshot.
+//! Bad requests: each gets the error of the contract (code, exact text, reason in the details) and
+//! changes no state. The tests therefore run in parallel against one prepared platform and compare
+//! its state with one snapshot.
 
 use bytes_of_login::login;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use tests::world::{User, amount, limit_order, rub};
 use tests::{Platform, bank};
 use tokio::sync::OnceCell;
 
-/// A platform with users and orders, and its state when prepared.
+/// A platform with users and orders, and its state after preparation.
 struct Stage {
     platform: &'static Platform,
     user: User,
@@ -46,7 +46,7 @@ async fn prepare() -> Stage {
         "/orderId",
     );
     let intent = platform.intent(&user, "40.00").await;
-    // The order's holds are split off shortly after the tail; after that the state is stable.
+    // The state is stable once settlement has split off the order's holds.
     let request = json!({ "status": "HOLD_STATUS_ACTIVE" });
     platform
         .until(
@@ -487,7 +487,7 @@ fn callers_without_a_right_are_refused() {
                 .refused(OPERATOR, "ledger.CreateOperations", json!({}))
                 .await,
         );
-        // Another user's id, order, money.
+        // Requests about another user's orders and money.
         let foreign = |refusal: tests::Refusal| {
             refusal.is(
                 403,
@@ -626,7 +626,7 @@ fn webhooks_with_a_wrong_signature_are_refused() {
                 ..good.clone()
             });
         }
-        // Signed, but other bytes, another id, another time.
+        // A valid signature with another body, another id, or another time.
         cases.push(bank::Webhook {
             body: good.body.replace("40.00", "40000.00"),
             ..good.clone()
@@ -640,7 +640,7 @@ fn webhooks_with_a_wrong_signature_are_refused() {
             ..good.clone()
         });
         cases.push(stage.platform.signed(&paid, bank::now_s() - 3_600));
-        // The signature is checked before the lookup.
+        // An unknown payment with a wrong signature: the signature is checked before the lookup.
         let unknown = stage.platform.signed(
             &bank::notice("no-such-payment", "SUCCESS", "1.00"),
             bank::now_s(),
@@ -662,7 +662,7 @@ fn webhooks_with_a_wrong_signature_are_refused() {
                 "INVALID_SIGNATURE",
             );
         }
-        // The same by RPC: fields outside the signed text are ignored.
+        // The same notice by RPC, without a signature.
         let webhook = json!({
             "paymentId": text(&stage.intent, "/paymentId"), "status": "PAYMENT_STATUS_SUCCESS",
             "amount": rub("40.00"), "providerPayload": paid.to_string(),
@@ -756,16 +756,16 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
         for length in [1, 20, 200, 1_200, 1_400] {
             socket.send_to(&bytes(length), server).await.expect("sent");
         }
-        // Another protocol is rejected in the handshake.
+        // An unknown ALPN name is refused in the handshake.
         assert!(
             Raw::open(server, b"h3").await.is_err(),
-            "an unknown ALPN name is refused"
+            "a connection with the ALPN name h3 was accepted"
         );
         // A connection whose stream is noise, and a session that sends noise after its login.
         for greeting in [Vec::new(), login(&stage.user.token())] {
             let mut raw = Raw::open(server, wire::ALPN).await.expect("a connection");
             raw.send.write_all(&greeting).await.expect("sent");
-            // The server may close before the last byte: that is the expected answer.
+            // Fails if the server closes before the last byte, which is correct.
             let _ = raw.send.write_all(&bytes(4_096)).await;
             match raw.closed().await {
                 quinn::ConnectionError::ApplicationClosed(close) => {
@@ -779,7 +779,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
         let _ = raw.send.write_all(&[0xff; 65_536]).await;
         raw.closed().await;
 
-        // Other members are unaffected: a session logs in, the order rests.
+        // Other members are unaffected: a session logs in, and the order still rests.
         let terminal = Terminal::open(stage.platform, &stage.other, &stage.bond).await;
         drop(terminal);
         let order = stage

@@ -1,4 +1,5 @@
-//! Context of every call: ids, keys, and the events that a call causes.
+//! The context of a call: ids and idempotency keys, in the events and log lines that the call
+//! causes.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use tests::log::Events;
 use tests::shared::{platform, run};
 use tests::world::rub;
 
-/// Any event, decoded with the context field alone.
+/// Decodes the context of any event.
 #[derive(Clone, PartialEq, Message)]
 struct OnlyContext {
     #[prost(message, optional, tag = "1")]
@@ -58,7 +59,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
             assert_eq!(context.correlation_id, correlation, "{}", event.type_name);
             assert!(event.topic.ends_with(".v1"), "{}", event.topic);
         }
-        // Type names are those of the messages, and CFA-RUB is the constant.
+        // The type name is the full name of the message. The id of the rouble token is CFA-RUB.
         let issued = caused
             .iter()
             .find(|event| event.type_name == "dfa.cfa.v1.CfaIssuedEvent")
@@ -71,7 +72,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
         );
         events.close().await;
 
-        // A deposit reaches cfa as an event, a redemption reaches the ledger as a call.
+        // A deposit reaches cfa by an event; a redemption reaches the ledger by a call.
         until_logged_by(platform, &correlation, &["payments", "identity", "cfa"]).await;
         let correlation = format!("correlation-{}", uuid::Uuid::now_v7());
         let mut context = context_with_key("k-2");
@@ -84,7 +85,7 @@ fn r004_one_correlation_id_goes_through_events_and_logs() {
     });
 }
 
-/// Waits until each of these services has logged a line with the correlation id.
+/// Waits until each service has logged a line with the correlation id.
 async fn until_logged_by(platform: &Platform, correlation: &str, services: &[&str]) {
     let missing = |lines: &[Value]| -> Vec<String> {
         let own = lines
@@ -138,7 +139,7 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
     run(async {
         let platform = platform().await;
         let user = platform.trader().await;
-        // The key of the event that brought the money.
+        // The payment's event issued the money under the payment id as the key.
         let payment = platform.deposit(&user, "70.00").await;
         let issue = json!({
             "context": context_with_key(&payment), "userId": user.id, "amount": rub("70.00"),
@@ -195,7 +196,7 @@ fn r005_the_same_payment_never_issues_twice_whatever_the_key() {
         let user = platform.trader().await;
         let payment = platform.deposit(&user, "15.00").await;
         let again = json!({ "userId": user.id, "amount": rub("15.00"), "paymentId": payment });
-        // The stored operation or a refusal are both correct, a second issue is not.
+        // The stored operation and a refusal are both correct answers.
         let answer = platform.call(TREASURY, "cfa.IssueCfaRub", again).await;
         let request = json!({ "userId": user.id, "externalRef": payment });
         let operations = platform

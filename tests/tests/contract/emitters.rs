@@ -1,4 +1,5 @@
-//! Emitters of events that the specification leaves open (D27), and the events of an order's holds.
+//! Services that publish the events whose emitter the specification leaves open (D27), and the
+//! events of an order's holds.
 
 use proto::ledger::v1::{HoldCreatedEvent, HoldReleasedEvent};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! A deposit followed by its correlation id, and the log lines of every service.
+//! Follows a deposit by its correlation id, and checks the log lines of every service.
 
 use prost::Message;
 use proto::cfa::v1::CfaIssuedEvent;
@@ -19,8 +19,8 @@ use crate::values::rpc;
 /// `keccak256("Transfer(address,address,uint256)")`.
 const TRANSFER: &str = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef";
 
-/// Request, QR, payment, webhook, FiatDeposited, mint and ledger credit, all found by one id. On a
-/// platform of its own: it counts the webhooks.
+/// Finds request, payment, webhook, FiatDeposited, mint and ledger credit by one id. Needs a
+/// platform of its own, since it counts the webhooks.
 // rows: R136 R260
 #[test]
 fn r136_r260_a_deposit_is_followed_from_the_request_over_the_chain_to_the_ledger() {
@@ -43,7 +43,7 @@ fn r136_r260_a_deposit_is_followed_from_the_request_over_the_chain_to_the_ledger
         credited(&platform, &mut events, &user, &id, &tx_hash).await;
         events.close().await;
 
-        // The services that act on a request or an event of it log the id.
+        // Each service that acts on the request or on one of its events logs the id.
         for (service, message) in [
             ("payments", "payment intent changed status"),
             ("identity", "limit checked"),
@@ -107,7 +107,7 @@ async fn notified(platform: &Platform, payment: &str) {
     }
 }
 
-/// Follows the id to the transaction on chain, which mints to the holder; returns its hash.
+/// Follows the id to the chain transaction that mints to the holder; returns its hash.
 async fn minted(platform: &Platform, events: &mut Events, user: &User, id: &str) -> String {
     let seen = events.until(&["CfaIssuedEvent"], |event| event.correlation_id == id);
     let issued: CfaIssuedEvent = decoded(&seen.await, "CfaIssuedEvent");
@@ -156,7 +156,7 @@ async fn minted(platform: &Platform, events: &mut Events, user: &User, id: &str)
     issued.tx_hash
 }
 
-/// Follows the id to the ledger's operation, which credits the user and names the transaction.
+/// Follows the id to the ledger operation that credits the user and names the transaction.
 async fn credited(platform: &Platform, events: &mut Events, user: &User, id: &str, tx_hash: &str) {
     let balance_of = |event: &events::Event| {
         let is_balance = event.type_name.ends_with("BalanceUpdatedEvent");
@@ -187,14 +187,15 @@ async fn credited(platform: &Platform, events: &mut Events, user: &User, id: &st
     platform.balance_is(&user.cash(), "25.00").await;
 }
 
-/// The first event of this name.
+/// Decodes the first event with this name.
 fn decoded<M: Message + Default>(events: &[events::Event], name: &str) -> M {
     let mut events = events.iter();
     let event = events.find(|event| event.type_name.ends_with(name));
     M::decode(&*event.expect("waited for").payload).expect(name)
 }
 
-/// One call to each service, found in the log by an id of its own, and the form of every line.
+/// Finds one call to each service in the log by an id of its own, and checks the form of every
+/// line.
 // rows: R259
 #[test]
 fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
@@ -219,7 +220,7 @@ fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
             let request = json!({ "context": context });
             platform.ok(AUDITOR, read, request).await;
         }
-        // The caller's own id, when the context has none.
+        // A context without a user id: the line names the caller's own.
         let context = json!({ "requestId": "r-1", "correlationId": format!("own-{run}") });
         let request = json!({ "context": context, "userId": user.id });
         platform
@@ -250,12 +251,12 @@ fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
     });
 }
 
-/// The line of an answered call.
+/// True for the line of a successful call.
 fn is_call(line: &Value) -> bool {
     line["message"] == json!("call") && line["code"] == json!("ok")
 }
 
-/// Asserts the fields that every line has, and the ids that the line of a call has.
+/// Asserts the fields of every line, and the ids in the line of a call.
 fn assert_well_formed(line: &Value) {
     let of = |name: &str| line[name].as_str().unwrap_or_default();
     assert!(

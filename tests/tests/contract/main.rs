@@ -1,5 +1,5 @@
-//! Shared conventions of the contract (part A of the checklist and the gaps it decides), checked by
-//! the descriptors and by real calls.
+//! Conventions that all services of the contract share (part A of the checklist and its decisions),
+//! checked on the descriptors and by real calls.
 
 mod context;
 mod emitters;

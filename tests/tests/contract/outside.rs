@@ -1,4 +1,5 @@
-//! Interfaces to the outside: signatures of chain and bank, alert receivers, external finalization.
+//! Interfaces to outside systems: signatures of chain and bank, alert receivers, requested
+//! finalization.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +31,7 @@ fn r020_transactions_are_signed_for_the_configured_chain() {
         let config = platform.cli(&["--json", "config"]).await.success().json();
         let configured = config["chain"]["chain_id"].as_u64().expect("a number");
         assert_eq!(chain_id, json!(format!("0x{configured:x}")));
-        // Signed by one signer, and included in a block.
+        // The transaction has one signer and is in a block.
         assert!(
             transaction["from"]
                 .as_str()
@@ -64,7 +65,7 @@ fn r020_transactions_are_signed_for_the_configured_chain() {
             );
         }
 
-        // D42: finalization can be requested from outside; a repeat changes nothing.
+        // D42: an operator can request the finalization. For a final operation it changes nothing.
         let again = platform
             .ok(OPERATOR, "cfa.FinalizeIssuance", json!({ "txHash": hash }))
             .await;
@@ -178,7 +179,7 @@ fn r021_the_bank_takes_only_signed_requests() {
                 .all(|one| one["recipientAccount"] != json!("b")),
             "{before}"
         );
-        // The gateway's own requests are signed, so this one reaches the bank.
+        // The platform signs its own requests, so this intent reaches the bank.
         platform.intent(&platform.trader().await, "1.00").await;
     });
 }
@@ -215,7 +216,7 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
         assert!(alert.contains("CRITICAL"), "{alert}");
         platform.stop().await;
 
-        // Without a receiver the alert goes to the log, and the address was never stored.
+        // Without a receiver the alert goes to the log. The receiver's address is never stored.
         platform.restart().await;
         let count = received.lock().expect("a lock").len();
         let report = platform
@@ -239,12 +240,15 @@ fn r022_alerts_go_to_the_receiver_of_the_environment_or_to_the_log() {
             .await;
         platform.stop().await;
         assert_eq!(received.lock().expect("a lock").len(), count);
-        assert!(!platform.log().contains(&hook), "the address is a secret");
+        assert!(
+            !platform.log().contains(&hook),
+            "the log contains the secret address {hook}"
+        );
     });
 }
 
-/// Issues tokens for money that the bank has reported and does not have, and runs the
-/// reconciliation that detects them.
+/// Issues tokens for money that a signed webhook reports and the bank does not have. Runs the
+/// reconciliation that detects the difference.
 async fn unbalance(platform: &Platform) {
     let user = platform.trader().await;
     let intent = platform.intent(&user, "1.00").await;
@@ -267,7 +271,7 @@ async fn unbalance(platform: &Platform) {
 }
 
 // rows: R120
-/// On a platform of its own: its money stays unmatched.
+/// Needs a platform of its own, since its money stays unmatched.
 #[test]
 fn d51_a_second_payment_of_a_code_is_listed_as_unmatched_money() {
     run(async {

@@ -1,4 +1,5 @@
-//! Paged lists: every row once, bounds of a page, tokens bound to their filters.
+//! Paged lists: each row is on one page, page sizes have bounds, tokens are valid for their filter
+//! only.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +9,17 @@ use tests::call::{AUDITOR, OPERATOR, text};
 use tests::shared::{platform, run};
 use tests::world::amount;
 
-/// Rows created by the test: each checked list has at least this many.
+/// Number of rows that a test creates: the least number of rows of each checked list.
 const ROWS: usize = 5;
 
-/// Asserts that pages of two return every row of the whole list once.
-async fn assert_pages_of_two(platform: &Platform, name: &str, field: &str, id: &str, request: Value) {
+/// Asserts that pages of two rows contain every row of the whole list once.
+async fn assert_pages_of_two(
+    platform: &Platform,
+    name: &str,
+    field: &str,
+    id: &str,
+    request: Value,
+) {
     let ids = |rows: Vec<Value>| {
         rows.iter()
             .map(|row| text(row, &format!("/{id}")))
@@ -29,7 +36,7 @@ async fn assert_pages_of_two(platform: &Platform, name: &str, field: &str, id: &
         .await;
     assert!(
         pages.iter().all(|page| page.len() <= 2),
-        "{name}: a page of two has at most two rows"
+        "{name}: a page has more than two rows"
     );
     let paged = ids(pages.concat());
     let unique: BTreeSet<&String> = paged.iter().collect();
@@ -228,7 +235,7 @@ fn r312_page_sizes_and_tokens_are_validated() {
             .await
             .is_bad_field("pagination.page_token");
 
-        // A token of one list is invalid for another filter.
+        // A token is invalid with another filter.
         let (user, other) = (platform.trader().await, platform.trader().await);
         for _ in 0..3 {
             platform.intent(&user, "10.00").await;

@@ -1,4 +1,4 @@
-//! One method gives the same answer in every protocol; the ports on which calls are served.
+//! A method returns the same answer in every protocol; each port serves its services.
 
 use prost::Message;
 use prost_reflect::DynamicMessage;
@@ -111,8 +111,7 @@ fn r325_every_method_is_served_on_common_and_own_port() {
             let path = format!("{}/{}", method.parent_service().full_name(), method.name());
             let url = |listener: &str| format!("{}/{path}", platform.url(listener));
             let http = tests::process::client();
-            // Known paths refuse a call without a credential; methods outside the contract do not
-            // exist.
+            // A known path refuses a call without a credential. An unknown one is unimplemented.
             let refused = http
                 .post(url("all"))
                 .json(&json!({}))

@@ -1,4 +1,4 @@
-//! Holder registry: balances as of a time.
+//! Registry of holders: balances as of a time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn r099_holders_as_of_a_time_do_not_change_with_later_trades() {
         let all = BTreeMap::from([(seller.id.clone(), figure("10"))]);
         assert_eq!(holders(platform, &bond, Some(&cut_off)).await, all);
 
-        // A block has its time in whole seconds.
+        // Block times are whole seconds: a trade in the same second would count.
         until_after(&cut_off).await;
         platform.place(&seller, &bond, "SELL", "10.00", "4").await;
         platform.place(&buyer, &bond, "BUY", "10.00", "4").await;
@@ -42,7 +42,7 @@ fn r099_holders_as_of_a_time_do_not_change_with_later_trades() {
     });
 }
 
-/// Time of the block that has the operation's transaction.
+/// Time of the block that contains the operation's transaction.
 async fn block_time(platform: &Platform, operation_id: &str) -> String {
     let operation = platform.cfa_operation_is(operation_id, "FINALIZED").await;
     let request = json!({ "txHash": text(&operation, "/onchainTxHash") });
@@ -52,7 +52,7 @@ async fn block_time(platform: &Platform, operation_id: &str) -> String {
     text(&block.await, "/block/at")
 }
 
-/// Waits for the second after this time.
+/// Waits until the clock is in a later second than `at`.
 async fn until_after(at: &str) {
     let at = OffsetDateTime::parse(at, &Rfc3339).expect("a time");
     let deadline = Instant::now() + PATIENCE;

@@ -1,5 +1,5 @@
-//! Rules of identity: limits by type, outcomes of a refusal, KYC as an ordered level, the profile's
-//! bank account, statuses of a payment.
+//! Rules of identity and payments: limits by type, reasons of refused operations, KYC as an ordered
+//! level, the profile's bank account, statuses of a payment.
 
 use proto::common::v1::OperationType;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tests::shared::{platform, run};
 use tests::world::{User, amount, limit_order, rub};
 use tests::{Platform, Refusal};
 
-/// RedeemCfaRub by the user.
+/// Redeems roubles as the user; returns the operation.
 async fn redeem(platform: &Platform, user: &User, value: &str) -> Result<Value, Refusal> {
     let payout = uuid::Uuid::now_v7().to_string();
     let request = json!({ "userId": user.id, "payoutId": payout, "amount": rub(value) });
@@ -18,7 +18,7 @@ async fn redeem(platform: &Platform, user: &User, value: &str) -> Result<Value, 
         .clone())
 }
 
-/// The payer pays; returns the operation of the deposit as soon as it is decided.
+/// Pays the intent and waits for the deposit's operation; returns it.
 async fn paid(platform: &Platform, user: &User, intent: &Value) -> Value {
     platform.pay(intent).await;
     let payment = text(intent, "/paymentId");
@@ -29,7 +29,7 @@ async fn paid(platform: &Platform, user: &User, intent: &Value) -> Value {
     listed.await["operations"][0].clone()
 }
 
-/// Waits until identity has counted this use today under the limit type.
+/// Waits until identity's use of today under the limit type equals `expected`.
 async fn until_used(platform: &Platform, user: &User, limit: &str, expected: &str) {
     let kind = json!(format!("LIMIT_TYPE_{limit}"));
     let what = format!("{limit} of {expected} to be counted");
@@ -50,7 +50,7 @@ async fn until_used(platform: &Platform, user: &User, limit: &str, expected: &st
         .await;
 }
 
-/// Logged limit checks of a user: limit type and operation type.
+/// Limit checks of a user in the log: limit type and operation type.
 fn checks(platform: &Platform, user: &User) -> Vec<(String, OperationType)> {
     let lines = platform.log();
     let lines = lines
@@ -88,7 +88,7 @@ fn r012_identity_counts_each_use_under_its_type() {
 
         let bond = platform.bond().await;
         platform.issue(&bond, &seller, "10").await;
-        // Units that an issue brings in count when they are reserved.
+        // The units of an issue count when they are reserved.
         until_used(platform, &seller, "TRADING", "10").await;
         platform.place(&seller, &bond, "SELL", "100.00", "4").await;
         platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
@@ -98,7 +98,7 @@ fn r012_identity_counts_each_use_under_its_type() {
         until_used(platform, &seller, "DEPOSIT", "0").await;
         until_used(platform, &seller, "WITHDRAWAL", "0").await;
 
-        // Checks of each type: intent, issue, redemption, order.
+        // Intent, issue, redemption and order each checked their own type.
         let logged = checks(platform, &buyer);
         for wanted in [
             ("DEPOSIT".to_owned(), OperationType::Deposit),
@@ -106,10 +106,13 @@ fn r012_identity_counts_each_use_under_its_type() {
             ("WITHDRAWAL".to_owned(), OperationType::Withdrawal),
             ("TRADING".to_owned(), OperationType::Trading),
         ] {
-            assert!(logged.contains(&wanted), "{wanted:?} is not among {logged:?}");
+            assert!(
+                logged.contains(&wanted),
+                "{wanted:?} is not among {logged:?}"
+            );
         }
 
-        // Each call is checked under its own type: only a refusal of that type stops it.
+        // The refusal names the type under which a call is checked.
         let user = platform.rich("100.00").await;
         for limit in ["DEPOSIT", "WITHDRAWAL", "TRADING"] {
             platform
@@ -164,7 +167,7 @@ fn r013_refused_and_failed_operations_say_which_kind_it_was() {
             let operation = paid(platform, &user, code).await;
             assert_rejected(&operation, "ISSUANCE", reason, refusal);
         }
-        // The bank refuses the account: burned tokens are returned, the operation fails.
+        // The bank refuses the account: the burned tokens return and the operation fails.
         let fault = |fault: &str| json!({ "fault": fault, "account": user.account });
         platform
             .ok(
@@ -220,7 +223,7 @@ fn assert_rejected(operation: &Value, kind: &str, reason: &str, message: &str) {
     );
 }
 
-/// On a platform of its own: it counts the calls.
+/// Needs a platform of its own, since it counts the calls.
 #[test]
 fn r019_operations_check_identity_before_the_chain() {
     run(async {
@@ -252,7 +255,8 @@ fn r019_operations_check_identity_before_the_chain() {
     });
 }
 
-/// Issue, redemption, transfer and placement are each rejected, after both questions to identity.
+/// Asserts that issue, redemption, transfer and placement are each rejected, after the profile read
+/// and the limit check.
 async fn assert_all_rejected(
     platform: &Platform,
     user: &User,
@@ -291,7 +295,7 @@ async fn assert_all_rejected(
     assert_identity_asked(platform, before, "a placement").await;
 }
 
-/// Answered reads of a profile, and checks of a limit.
+/// Numbers of answered calls of identity: reads of a profile, and checks of a limit.
 async fn identity_calls(platform: &Platform) -> [f64; 2] {
     let mut counts = [0.0; 2];
     for (count, method) in counts.iter_mut().zip(["GetUserProfile", "CheckLimits"]) {
@@ -302,7 +306,8 @@ async fn identity_calls(platform: &Platform) -> [f64; 2] {
     counts
 }
 
-/// Asserts that the last operation logged for a profile (KYC) and for one check of a limit.
+/// Asserts that since `before` a profile was read (KYC) and one limit was checked; returns the new
+/// counts.
 async fn assert_identity_asked(platform: &Platform, before: [f64; 2], what: &str) -> [f64; 2] {
     let now = identity_calls(platform).await;
     assert!(now[0] > before[0], "{what} read no profile");
@@ -349,7 +354,7 @@ fn r014_a_payment_is_pending_then_success_failed_or_expired() {
                     .await;
             }
         }
-        // Only successful payments became money.
+        // Only the successful payments were issued.
         platform.balance_is(&user.cash(), "33.00").await;
     });
 }
@@ -476,7 +481,7 @@ fn r318_initiate_payout_answers_the_stored_payout_and_again_the_same() {
                 .map(|value| value.as_bytes()),
             Some(&b"true"[..])
         );
-        // No tokens were burned for it, so it must never be paid.
+        // No tokens were burned for this payout, so it must not be paid.
         let cancel = json!({ "payoutId": payout["payoutId"], "failureCode": "TEST" });
         platform.ok(TREASURY, "payments.CancelPayout", cancel).await;
     });

@@ -1,4 +1,4 @@
-//! Properties of the descriptors: fields, numbers, JSON names, enumerations.
+//! Properties of the descriptors: field numbers, JSON names, types, enumerations.
 
 use prost_reflect::{DescriptorPool, FieldDescriptor, Kind, MessageDescriptor};
 use tests::wire::{methods, pool};
@@ -10,7 +10,7 @@ fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
         .unwrap_or_else(|| panic!("no message {name}"))
 }
 
-/// Type of a field as written in the schema.
+/// Type of a field as in the schema, without the packages of common and well-known types.
 fn kind(field: &FieldDescriptor) -> String {
     let kind = match field.kind() {
         Kind::Message(message) => message.full_name().to_owned(),
@@ -27,7 +27,8 @@ fn kind(field: &FieldDescriptor) -> String {
     }
 }
 
-/// Asserts fields of a message: number, name, type. JSON names are their lower camel case.
+/// Asserts number, name and type of fields of a message, and that JSON names are in lower camel
+/// case.
 #[track_caller]
 fn assert_fields(name: &str, fields: &[(u32, &str, &str)]) {
     let message = message(&pool(), name);
@@ -56,7 +57,8 @@ fn camel(name: &str) -> String {
     })
 }
 
-/// Asserts that the enumeration starts with `<PREFIX>UNSPECIFIED` = 0 and has these bare names.
+/// Asserts that the enumeration starts with `<prefix>UNSPECIFIED` = 0 and has these names, given
+/// without the prefix.
 #[track_caller]
 fn assert_values(name: &str, prefix: &str, wanted: &[&str]) {
     let pool = pool();
@@ -520,7 +522,8 @@ fn r017_the_contract_still_has_everything_of_the_committed_image() {
     assert_eq!(removed(&now, &copy), ["dfa.common.v1.Money.currency_code"]);
 }
 
-/// Fields, values and methods of `old` that are missing in `new` with the same number and type.
+/// Fields, enumeration values and methods of `old` that `new` lacks or has under another name,
+/// number or type.
 fn removed(old: &DescriptorPool, new: &DescriptorPool) -> Vec<String> {
     let mut lost = Vec::new();
     for message in old

@@ -1,4 +1,4 @@
-//! Amounts: decimal text, exact, one unit per rouble.
+//! Amounts are exact decimal texts, and a rouble is one unit of CFA-RUB.
 
 use serde_json::{Value, json};
 use tests::Platform;
@@ -40,7 +40,7 @@ fn r024_a_rouble_paid_is_a_unit_on_chain_and_in_the_ledger() {
             .find(|holder| holder["userId"] == json!(user.id))
             .expect("a holder on chain");
         assert_eq!(number(&holder["balance"]), number(&json!("100")));
-        // The contract's own balance: balanceOf(address), in kopecks.
+        // The balance of the chain contract, by balanceOf(address), in kopecks.
         let instrument = platform
             .ok(
                 AUDITOR,
@@ -69,6 +69,7 @@ fn r024_a_rouble_paid_is_a_unit_on_chain_and_in_the_ledger() {
     });
 }
 
+/// Calls a JSON-RPC method of the chain; returns its result.
 pub async fn rpc(platform: &Platform, method: &str, params: Value) -> Value {
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let answer = tests::process::client()
@@ -92,7 +93,7 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
         let smallest = "0.000000000000000001";
         let precise = "10000000000000000.000000000000000001";
         let largest = "92233720368547757.123456789012345678";
-        // A lot of the last digit and a tick that makes a lot worth whole kopecks.
+        // The lot is the smallest unit. The tick makes a lot worth whole kopecks.
         let tick = "10000000000000000";
         let fine = json!({
             "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": precise },
@@ -121,7 +122,7 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
             json!(smallest),
             "{holders:?}"
         );
-        // 27 digits; with more the value of the smallest order is above the limit.
+        // A price of 27 digits: with more, the value of the smallest order exceeds the limit.
         let price = "987654321120000000000000000";
         assert_order_has(platform, &holder, &fine, price, smallest).await;
 
@@ -141,7 +142,7 @@ fn r009_price_quantity_balance_and_nominal_come_back_to_the_last_digit() {
     });
 }
 
-/// An offer has its exact price and quantity in the order and in the book.
+/// Places an offer; asserts that order and book contain its exact price and quantity.
 async fn assert_order_has(platform: &Platform, user: &User, of: &str, price: &str, quantity: &str) {
     let placed = platform.place(user, of, "SELL", price, quantity).await;
     let request = json!({ "orderId": text(&placed, "/orderId") });
@@ -160,7 +161,7 @@ async fn assert_order_has(platform: &Platform, user: &User, of: &str, price: &st
 fn r008_a_trade_names_its_fee_as_trading() {
     run(async {
         let platform = platform().await;
-        // A bond is registered under its type.
+        // R011: the instrument has the type under which it was registered.
         let bond = platform.bond().await;
         let answer = platform
             .ok(
