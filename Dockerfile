@@ -12,8 +12,8 @@ COPY --from=build /src/target/release/platform /usr/local/bin/platform
 USER platform
 WORKDIR /data
 VOLUME /data
-# All services answer on 8080, trading sessions on 8090 (UDP). The sandbox accepts ready-made
-# tokens: not for a public network.
+# All services listen on 8080, trading sessions on 8090 (UDP). The sandbox accepts tokens without
+# proof of identity: never run it on a public network.
 ENV PLATFORM_DATA_DIR=/data PLATFORM_LISTEN__ALL=0.0.0.0:8080 PLATFORM_LISTEN__TRADING=0.0.0.0:8090
 EXPOSE 8080 8090/udp
 HEALTHCHECK --start-period=30s CMD ["platform", "market", "status"]

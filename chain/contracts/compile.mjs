@@ -1,7 +1,6 @@
 // Compiles src/*.sol into artifacts/*.json of the form { abi, bytecode: { object } }.
-// `node compile.mjs --check` recompiles and compares with the committed artifacts (exit 1 if they
-// differ). So the Rust build needs no JavaScript, and the committed bytecode provably matches its
-// sources.
+// `node compile.mjs --check` recompiles and compares with the committed artifacts; it exits with 1
+// if they differ. The artifacts are committed so that the Rust build needs no JavaScript.
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -18,11 +17,11 @@ const input = {
   language: 'Solidity',
   sources,
   settings: {
-    // Supported by all permissioned clients in use; no opcode newer than PUSH0.
+    // All permissioned clients in use support it. Its newest opcode is PUSH0.
     evmVersion: 'shanghai',
     optimizer: { enabled: true, runs: 1000000 },
     viaIR: true,
-    // No hash of comments in the bytecode: only a change of code changes an artifact.
+    // Without the metadata hash only a change of code changes an artifact, not one of a comment.
     metadata: { bytecodeHash: 'none', appendCBOR: false },
     outputSelection: { '*': { '*': ['abi', 'evm.bytecode.object'] } },
   },

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the pinned code generators and command line clients, unpacks the contracts of a platform
-# binary, generates clients from them and builds the Go client. Needs Go, Node, Python 3, and
-# network access the first time. install.sh PLATFORM_BINARY prints the folder.
+# Usage: install.sh PLATFORM_BINARY. Installs the pinned code generators and command line clients,
+# unpacks the contracts of the binary, generates clients from them and builds the Go client. Prints
+# the folder. Needs Go, Node, Python 3, and network access the first time.
 set -eu
 
 platform=$1
@@ -39,7 +39,7 @@ tool() { # binary, module@version
     cd "$work/contracts"
     PATH="$work/venv/bin:$work/bin:$work/ts/node_modules/.bin:$PATH"
     "$buf" generate
-    # The health service's contract is gRPC's own.
+    # The contract of the health service comes from gRPC's package.
     "$buf" generate "$work/ts/node_modules/grpc-health-check/proto" --template \
         '{"version": "v2", "plugins": [{"local": "protoc-gen-es", "out": "gen/ts", "opt": "target=ts"}]}'
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the official Connect conformance suite against the platform's protocol layer: Connect, gRPC
-# and gRPC-Web, HTTP/1.1 and h2c. Needs the Go toolchain. Arguments go to the runner (`-v`,
-# `--trace`, `--run 'pattern'`).
+# and gRPC-Web over HTTP/1.1 and h2c. Needs the Go toolchain. Passes its arguments to the runner
+# (`-v`, `--trace`, `--run 'pattern'`).
 set -eu
 
 # Newest release whose dependencies the Go module proxy serves.

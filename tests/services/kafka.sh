@@ -1,16 +1,18 @@
 #!/bin/bash
 # A Kafka broker on the loopback for the full tests: one node in KRaft mode.
 #
-#   tests/services/kafka.sh start    downloads the jars once, starts, waits, prints the address;
-#                                    prints the address if it already runs
-#   tests/services/kafka.sh stop     stops it; keeps the state
-#   tests/services/kafka.sh kill     kills it with SIGKILL; keeps the state
-#   tests/services/kafka.sh clean    kills it and removes the state
+#   tests/services/kafka.sh start    downloads the jars if missing, starts the broker, waits until
+#                                    it is ready, prints the address; only prints if it already
+#                                    runs
+#   tests/services/kafka.sh stop     stops the broker; keeps the state
+#   tests/services/kafka.sh kill     kills the broker with SIGKILL; keeps the state
+#   tests/services/kafka.sh clean    kills the broker and removes the state
 #
 # Needs Java 17, Maven, and flock and setsid of util-linux. The state is in SERVICE_HOME (default
-# target/services/kafka). Uses KAFKA_PORT and the next port, and fails if another program has one of
-# them. Without KAFKA_PORT it uses the first free pair from 9092 on, or from a number that follows from
-# SERVICE_HOME. It never uses a broker that it did not start.
+# target/services/kafka). The broker uses KAFKA_PORT and the next port; the start fails if another
+# program has one of them. Without KAFKA_PORT the broker uses the first free pair of ports: from
+# 9092 on, or, with SERVICE_HOME, from a port computed from it. The script never uses a broker that
+# it did not start.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,8 +32,8 @@ need() {
     command -v "$1" >/dev/null || fail "the program $1 is missing: install Debian's package $2"
 }
 
-# True for a process that this script started. A process id alone proves nothing: the system may
-# have given it to another program.
+# True if the broker runs. Compares the command line too, since the system may have given the
+# process id to another program.
 running() {
     [ -f "$home/pid" ] || return 1
     pid=$(cat "$home/pid")
@@ -51,9 +53,9 @@ choose_ports() {
         return
     fi
     port=9092
-    # A test's own broker: away from others, which could take its port while it is stopped.
+    # A test's own broker gets a port of its own, which no other broker takes while it is stopped.
     [ -z "${SERVICE_HOME:-}" ] || port=$((9200 + 2 * ($(printf %s "$home" | cksum | cut -d' ' -f1) % 400)))
-    # The port of the last start, so that a client finds the broker again.
+    # A restart uses the port of the last start, so that clients find the broker again.
     [ ! -f "$home/port" ] || port=$(cat "$home/port")
     last=$((port + 200))
     while taken "$port" || taken $((port + 1)); do
@@ -69,7 +71,7 @@ java_class() {
 }
 
 download() {
-    # The jars belong to a version of the list.
+    # Downloads again when the list of dependencies has changed.
     ! cmp -s "$here/kafka-pom.xml" "$jars/.list" || return 0
     need mvn maven
     rm -rf "$jars"
@@ -116,7 +118,7 @@ start() {
     version=$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1)
     [ "${version:-0}" -ge 17 ] || fail "java is version ${version:-unknown}, Kafka needs 17"
     mkdir -p "$home" "$services"
-    # One start at a time: the download and the choice of ports. The broker does not inherit it.
+    # The lock serialises downloads and choices of ports. The broker does not inherit it (9>&-).
     exec 9>"$services/kafka.lock"
     flock -w 900 9 || fail "another start holds $services/kafka.lock"
     if running; then
@@ -127,13 +129,13 @@ start() {
     choose_ports
     echo "$port" >"$home/port"
     configure
-    # In its own session, so that a caller's Ctrl-C does not stop it.
+    # The broker has its own session, so that a caller's Ctrl-C does not stop it.
     setsid java -cp "$jars/*" -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn \
         -Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info \
         kafka.Kafka "$home/server.properties" >"$home/server.log" 2>&1 </dev/null 9>&- &
     echo $! >"$home/pid"
     tries=0
-    # Its own word: an open port could be that of another broker.
+    # Waits for the broker's own log line, since an open port could be that of another broker.
     until grep -q 'Kafka Server started' "$home/server.log"; do
         sleep 0.5
         tries=$((tries + 1))
@@ -145,7 +147,7 @@ start() {
     echo "127.0.0.1:$port"
 }
 
-# Sends a signal and waits for the end.
+# Sends a signal to the broker and waits until it has ended.
 end_by() {
     running || return 0
     kill "-$1" "$pid"
@@ -153,7 +155,7 @@ end_by() {
     while running; do
         tries=$((tries + 1))
         [ $tries -le $tries_max ] || fail "process $pid does not end"
-        # A stop that takes half of the time ends by force.
+        # After half of the time it kills the broker.
         [ $tries -ne $((tries_max / 2)) ] || kill -KILL "$pid"
         sleep 0.5
     done

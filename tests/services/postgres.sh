@@ -1,24 +1,26 @@
 #!/bin/bash
 # A PostgreSQL server on the loopback for the full tests, fsync on.
 #
-#   tests/services/postgres.sh start    installs the server if missing, starts it, waits, prints
-#                                       the URL; prints the URL if it already runs
-#   tests/services/postgres.sh stop     stops it; keeps the state
-#   tests/services/postgres.sh kill     kills it with SIGKILL; keeps the state
-#   tests/services/postgres.sh clean    kills it and removes the state
+#   tests/services/postgres.sh start    installs PostgreSQL if missing, starts the server, waits
+#                                       until it is ready, prints the URL; only prints if it
+#                                       already runs
+#   tests/services/postgres.sh stop     stops the server; keeps the state
+#   tests/services/postgres.sh kill     kills the server with SIGKILL; keeps the state
+#   tests/services/postgres.sh clean    kills the server and removes the state
 #
-# Uses the newest server of Debian's packages (installed through apt-get if missing and run as root)
-# or the one in PATH. Needs flock and setsid of util-linux. PostgreSQL refuses to run as root, so
-# root runs it as the user `postgres`, with setpriv. The state is in SERVICE_HOME (default
-# target/services/postgres). Uses POSTGRES_PORT, and fails if another program has it. Without
-# POSTGRES_PORT it uses the first free port from 5439 on, or from a number that follows from
-# SERVICE_HOME. It never uses a server that it did not start.
+# Uses the newest of Debian's packages, or the server in PATH. If both are missing and the script
+# runs as root, it installs the package with apt-get. Needs flock and setsid of util-linux.
+# PostgreSQL refuses to run as root: root starts it as the user `postgres`, with setpriv. The state
+# is in SERVICE_HOME (default target/services/postgres). The server uses POSTGRES_PORT; the start
+# fails if another program has it. Without POSTGRES_PORT the server uses the first free port: from
+# 5439 on, or, with SERVICE_HOME, from a port computed from it. The script never uses a server that
+# it did not start.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 services=$(cd "$here/../.." && pwd)/target/services
 home=${SERVICE_HOME:-$services/postgres}
-# Half seconds.
+# Half seconds that the end of a killed server may take.
 tries_max=120
 
 fail() {
@@ -48,16 +50,16 @@ as_server() {
     fi
 }
 
-# True for a server on this state. A process id alone proves nothing: the system may have given it
-# to another program.
+# True if the server of this state runs. Compares the command line too, since the system may have
+# given the process id to another program.
 running() {
     [ -f "$data/postmaster.pid" ] || return 1
     pid=$(head -1 "$data/postmaster.pid")
     [ -r "/proc/$pid/cmdline" ] && tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF "$data"
 }
 
-# The user `postgres` needs access to every parent folder of the state. Without it the state is in
-# /tmp.
+# Sets `data`, the folder of the database. If the user `postgres` cannot enter SERVICE_HOME, the
+# folder is in /tmp.
 choose_data() {
     data=$home/data
     [ "$(id -u)" = 0 ] || return 0
@@ -79,9 +81,9 @@ choose_port() {
         return
     fi
     port=5439
-    # A test's own server: away from others, which could take its port while it is stopped.
+    # A test's own server gets a port of its own, which no other server takes while it is stopped.
     [ -z "${SERVICE_HOME:-}" ] || port=$((5600 + $(printf %s "$home" | cksum | cut -d' ' -f1) % 400))
-    # The port of the last start, so that a client finds the server again.
+    # A restart uses the port of the last start, so that clients find the server again.
     [ ! -f "$home/port" ] || port=$(cat "$home/port")
     last=$((port + 100))
     while taken "$port"; do
@@ -105,7 +107,7 @@ install_server() {
 }
 
 launch() {
-    # In its own session, so that a caller's Ctrl-C does not stop it.
+    # The server has its own session, so that a caller's Ctrl-C does not stop it.
     as_server setsid "$bin/pg_ctl" --pgdata="$data" --log="$data/server.log" --wait --timeout=60 --options="\
         -c listen_addresses=127.0.0.1 -c port=$port -c unix_socket_directories= -c fsync=on -c synchronous_commit=on \
         -c max_connections=400 -c shared_buffers=256MB -c max_wal_size=2GB -c checkpoint_timeout=15min" \
@@ -116,8 +118,8 @@ start() {
     need setsid util-linux
     need flock util-linux
     mkdir -p "$home" "$services"
-    # One start at a time: the installation and the choice of a port. The server does not inherit
-    # it.
+    # The lock serialises installations and choices of a port. The server does not inherit it
+    # (9>&-).
     exec 9>"$services/postgres.lock"
     flock -w 900 9 || fail "another start holds $services/postgres.lock"
     install_server
@@ -136,7 +138,7 @@ start() {
         as_server "$bin/initdb" --pgdata="$data" --username=platform --auth=trust --encoding=UTF8 --locale=C.UTF-8 >&2
     fi
     tries=0
-    # Processes of a killed server may take a moment to end; they hold its lock and shared memory.
+    # Retries while processes of a killed server still hold its lock and shared memory.
     until launch; do
         tries=$((tries + 1))
         if [ $tries -gt 20 ] || ! tail -5 "$data/server.log" | grep -q 'still in use\|already exists'; then

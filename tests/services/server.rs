@@ -1,17 +1,17 @@
-//! A Kafka broker or a PostgreSQL server of the test's own, which the test may stop and kill. The
-//! full tests of several crates include this file.
+//! A Kafka broker or a PostgreSQL server of the test's own, which the test may stop and kill. Tests
+//! of several crates that need these servers include this file.
 
 use std::{
     path::Path,
     process::{Command, Stdio},
 };
 
-/// Killed and removed with the value.
+/// A server with its own state. Dropping the value kills the server and removes the state.
 pub struct Server {
-    /// Beside this file.
+    /// Name of the script in the folder of this file.
     script: &'static str,
     state: tempfile::TempDir,
-    /// As the script prints it; a restart keeps it.
+    /// Address or URL as the script prints it; a restart keeps it.
     pub address: String,
 }
 
@@ -36,19 +36,19 @@ impl Server {
         }
     }
 
-    /// A clean stop; the state is kept.
+    /// Stops the server cleanly and keeps its state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn stop(&self) {
         run(self.script, self.state.path(), "stop").expect("the server stops");
     }
 
-    /// `kill -9`; the state is kept.
+    /// Kills the server (SIGKILL) and keeps its state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn kill(&self) {
         run(self.script, self.state.path(), "kill").expect("the server is killed");
     }
 
-    /// Starts again on the kept state.
+    /// Starts the server again on the kept state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn start_again(&self) {
         let address = run(self.script, self.state.path(), "start").expect("the server starts");
@@ -64,7 +64,11 @@ impl Drop for Server {
     }
 }
 
-/// Runs a command of the script, which limits its own waits; returns its last line.
+/// Runs a command of the script and returns the last line of its output. The script limits its own
+/// waits.
+///
+/// # Errors
+/// The script cannot be started or fails; the text contains its standard error.
 fn run(script: &str, state: &Path, command: &str) -> Result<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/services");
     let done = Command::new(folder.join(script))
@@ -76,8 +80,8 @@ fn run(script: &str, state: &Path, command: &str) -> Result<String, String> {
         .output()
         .map_err(|error| format!("{script}: {error}"))?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        return Err(format!("{script} {command}: {}\n{said}", done.status));
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        return Err(format!("{script} {command}: {}\n{stderr}", done.status));
     }
     let printed = String::from_utf8_lossy(&done.stdout);
     Ok(printed.lines().last().unwrap_or_default().to_owned())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of strace; installs it if it is missing and the system is Debian.
+# Prints the path of strace; installs it with apt-get if it is missing.
 set -euo pipefail
 if ! command -v strace >/dev/null; then
     apt-get update -qq >&2

@@ -229,7 +229,7 @@ impl Platform {
 
     /// Like [`Platform::restart`], with further environment variables.
     pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
-        let running = self.child.try_wait().expect("the child can be asked");
+        let running = self.child.try_wait().expect("the child has a status");
         assert!(running.is_some(), "the platform still runs");
         let ports = Some(&self.addresses);
         let (child, addresses) = launch(&self.folder, ports, self.descriptors, env).await;
@@ -283,7 +283,7 @@ impl Platform {
     pub fn is_running(&mut self) -> bool {
         self.child
             .try_wait()
-            .expect("the child can be asked")
+            .expect("the child has a status")
             .is_none()
     }
 

@@ -1,8 +1,8 @@
-//! Server under test of the official Connect conformance suite: the suite's service on the
+//! Server under test of the official Connect conformance suite: serves the suite's service on the
 //! platform's protocol layer.
 //!
 //! The runner starts the process, writes a length-prefixed `ServerCompatRequest` to stdin and reads
-//! a `ServerCompatResponse` from stdout; it ends the process by a signal. `run.sh` in this crate's
+//! a `ServerCompatResponse` from stdout. It ends the process by a signal. `run.sh` in this crate's
 //! folder runs the whole suite.
 
 mod service;
@@ -26,8 +26,8 @@ const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let asked = read_request()?;
-    let limit = match asked.message_receive_limit {
+    let request = read_request()?;
+    let limit = match request.message_receive_limit {
         0 => rpc::MESSAGE_BYTES_MAX,
         bytes => bytes as usize,
     };

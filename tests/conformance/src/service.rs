@@ -1,4 +1,4 @@
-//! The suite's service: answers as each request demands and echoes what it received.
+//! The suite's service: returns the response that each request defines, with the received request.
 
 use std::time::Duration;
 
@@ -23,20 +23,20 @@ const PACKAGE: &str = "connectrpc.conformance.v1";
 pub struct Service;
 
 /// Metadata of a request, known before its messages.
-struct Seen {
+struct Received {
     headers: Vec<pb::Header>,
     timeout_ms: Option<i64>,
     get: Option<ConnectGetInfo>,
 }
 
-impl Seen {
+impl Received {
     fn new(metadata: &MetadataMap, extensions: &Extensions) -> Self {
         let headers = metadata.clone().into_headers();
         let timeout_ms = headers
             .get("grpc-timeout")
             .and_then(|value| value.to_str().ok())
             .and_then(timeout_ms);
-        Seen {
+        Received {
             headers: from_headers(&headers),
             timeout_ms,
             get: extensions.get::<GetQuery>().map(|query| ConnectGetInfo {
@@ -112,7 +112,7 @@ fn any<M: Message + Name>(message: &M) -> Any {
     }
 }
 
-/// The requested error, with the request info among its details.
+/// The error that the request defines, with the request info among its details.
 fn error(
     error: &pb::Error,
     info: Option<RequestInfo>,
@@ -154,7 +154,7 @@ fn decorate<T>(
     response
 }
 
-async fn one(
+async fn unary_response(
     definition: Option<UnaryResponseDefinition>,
     info: RequestInfo,
 ) -> Result<Response<ConformancePayload>, Status> {
@@ -176,7 +176,7 @@ async fn one(
 type Sender<T> = mpsc::Sender<Result<T, Status>>;
 type Stream<T> = ReceiverStream<Result<T, Status>>;
 
-/// Sends one message of a stream after its delay; `false` if the caller is gone.
+/// Sends one message of a stream after its delay; false if the caller has ended the stream.
 async fn send<T>(
     to: &Sender<T>,
     definition: &StreamResponseDefinition,
@@ -187,8 +187,8 @@ async fn send<T>(
     to.send(Ok(wrap(payload))).await.is_ok()
 }
 
-/// Sends everything the definition lists. `info` goes with the first message, or into the error if
-/// there is none.
+/// Sends all messages and the error of the definition. The first message contains `info`; without a
+/// message the error does.
 async fn send_all<T>(
     to: Sender<T>,
     definition: StreamResponseDefinition,
@@ -234,10 +234,10 @@ impl ConformanceService for Service {
         &self,
         request: Request<pb::UnaryRequest>,
     ) -> Result<Response<pb::UnaryResponse>, Status> {
-        let seen = Seen::new(request.metadata(), request.extensions());
+        let received = Received::new(request.metadata(), request.extensions());
         let message = request.into_inner();
-        let info = seen.info(vec![any(&message)]);
-        let response = one(message.response_definition, info).await?;
+        let info = received.info(vec![any(&message)]);
+        let response = unary_response(message.response_definition, info).await?;
         Ok(response.map(|payload| pb::UnaryResponse {
             payload: Some(payload),
         }))
@@ -247,10 +247,10 @@ impl ConformanceService for Service {
         &self,
         request: Request<pb::IdempotentUnaryRequest>,
     ) -> Result<Response<pb::IdempotentUnaryResponse>, Status> {
-        let seen = Seen::new(request.metadata(), request.extensions());
+        let received = Received::new(request.metadata(), request.extensions());
         let message = request.into_inner();
-        let info = seen.info(vec![any(&message)]);
-        let response = one(message.response_definition, info).await?;
+        let info = received.info(vec![any(&message)]);
+        let response = unary_response(message.response_definition, info).await?;
         Ok(response.map(|payload| pb::IdempotentUnaryResponse {
             payload: Some(payload),
         }))
@@ -260,14 +260,16 @@ impl ConformanceService for Service {
         &self,
         _: Request<pb::UnimplementedRequest>,
     ) -> Result<Response<pb::UnimplementedResponse>, Status> {
-        Err(Status::unimplemented("not implemented, as the suite asks"))
+        Err(Status::unimplemented(
+            "not implemented, as the suite expects",
+        ))
     }
 
     async fn client_stream(
         &self,
         request: Request<Streaming<pb::ClientStreamRequest>>,
     ) -> Result<Response<pb::ClientStreamResponse>, Status> {
-        let seen = Seen::new(request.metadata(), request.extensions());
+        let received = Received::new(request.metadata(), request.extensions());
         let mut messages = request.into_inner();
         let mut definition = None;
         let mut requests = Vec::new();
@@ -277,7 +279,7 @@ impl ConformanceService for Service {
                 definition = message.response_definition;
             }
         }
-        let response = one(definition, seen.info(requests)).await?;
+        let response = unary_response(definition, received.info(requests)).await?;
         Ok(response.map(|payload| pb::ClientStreamResponse {
             payload: Some(payload),
         }))
@@ -289,9 +291,9 @@ impl ConformanceService for Service {
         &self,
         request: Request<pb::ServerStreamRequest>,
     ) -> Result<Response<Self::ServerStreamStream>, Status> {
-        let seen = Seen::new(request.metadata(), request.extensions());
+        let received = Received::new(request.metadata(), request.extensions());
         let message = request.into_inner();
-        let info = seen.info(vec![any(&message)]);
+        let info = received.info(vec![any(&message)]);
         let definition = message.response_definition.unwrap_or_default();
         let (to, stream) = mpsc::channel(1);
         let response = open(&definition, stream);
@@ -309,7 +311,7 @@ impl ConformanceService for Service {
         &self,
         request: Request<Streaming<pb::BidiStreamRequest>>,
     ) -> Result<Response<Self::BidiStreamStream>, Status> {
-        let seen = Seen::new(request.metadata(), request.extensions());
+        let received = Received::new(request.metadata(), request.extensions());
         let mut messages = request.into_inner();
         let Some(first) = messages.message().await? else {
             let (_, stream) = mpsc::channel(1);
@@ -324,13 +326,13 @@ impl ConformanceService for Service {
             }
             let (to, stream) = mpsc::channel(1);
             let response = open(&definition, stream);
-            let info = seen.info(requests);
+            let info = received.info(requests);
             tokio::spawn(send_all(to, definition, Some(info), wrap_bidi));
             return Ok(response);
         }
         let (to, stream) = mpsc::channel(1);
         let response = open(&definition, stream);
-        tokio::spawn(ping_pong(to, definition, seen, requests, messages));
+        tokio::spawn(ping_pong(to, definition, received, requests, messages));
         Ok(response)
     }
 }
@@ -341,18 +343,19 @@ fn wrap_bidi(payload: ConformancePayload) -> pb::BidiStreamResponse {
     }
 }
 
-/// Full duplex: a response per request while both last, then the remaining responses.
+/// Serves a full-duplex stream: a response per request while there are both, then the remaining
+/// responses.
 async fn ping_pong(
     to: Sender<pb::BidiStreamResponse>,
     definition: StreamResponseDefinition,
-    seen: Seen,
+    received: Received,
     mut requests: Vec<Any>,
     mut messages: Streaming<pb::BidiStreamRequest>,
 ) {
     let mut sent = 0;
     while let Some(data) = definition.response_data.get(sent) {
         let info = match sent {
-            0 => Some(seen.info(std::mem::take(&mut requests))),
+            0 => Some(received.info(std::mem::take(&mut requests))),
             _ if requests.is_empty() => None,
             _ => Some(RequestInfo {
                 requests: std::mem::take(&mut requests),
@@ -386,6 +389,6 @@ async fn ping_pong(
         }
         sent += 1;
     }
-    let info = (sent == 0).then(|| seen.info(requests));
+    let info = (sent == 0).then(|| received.info(requests));
     finish(&to, &definition, info).await;
 }

@@ -363,7 +363,7 @@ impl Stage {
         let connected = Connection::connect(server, Trust::Loopback).await;
         let login = match connected {
             Ok((connection, _reports)) => {
-                let options = LoginOptions::new(&token, "door");
+                let options = LoginOptions::new(&token, "check");
                 connection.login(0, options).await.map(|_| ())
             }
             Err(error) => Err(error),
