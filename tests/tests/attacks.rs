@@ -6,7 +6,7 @@ use std::time::Duration;
 use tests::attacks::{Kind, Plan, run};
 
 /// A number from an environment variable.
-fn given(name: &str, default: u64) -> u64 {
+fn env_number(name: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(name) else {
         return default;
     };
@@ -32,9 +32,9 @@ fn r341_no_load_of_one_member_or_stranger_takes_the_market_from_others() {
     let is_wanted = |kind: &Kind| names.is_empty() || names.contains(&kind.name());
     let plan = Plan {
         attacks: all.into_iter().filter(is_wanted).collect(),
-        duration: Duration::from_secs(given("ATTACKS_SECONDS", 5)),
-        packets_per_s: given("ATTACKS_PACKETS", 20_000),
-        runs: usize::try_from(given("ATTACKS_RUNS", 1)).expect("few"),
+        duration: Duration::from_secs(env_number("ATTACKS_SECONDS", 5)),
+        packets_per_s: env_number("ATTACKS_PACKETS", 20_000),
+        runs: usize::try_from(env_number("ATTACKS_RUNS", 1)).expect("few"),
     };
     let verdicts = tests::shared::run(run(&plan));
     let failed = verdicts

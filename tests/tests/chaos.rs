@@ -7,7 +7,7 @@ use tests::chaos::{self, Plan};
 use tests::shared::run;
 
 /// A number from an environment variable.
-fn given(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
         text.parse()
@@ -20,11 +20,11 @@ fn given(name: &str) -> Option<u64> {
 // rows: R343 R345
 #[test]
 fn r343_clients_receive_all_messages_under_chaos() {
-    let seed = given("CHAOS_SEED").unwrap_or_else(|| tests::seed::seed(20_261_124));
+    let seed = env_number("CHAOS_SEED").unwrap_or_else(|| tests::seed::seed(20_261_124));
     println!("CHAOS_SEED={seed}");
-    let kills = given("CHAOS_KILLS").map_or(10, |kills| usize::try_from(kills).expect("few"));
+    let kills = env_number("CHAOS_KILLS").map_or(10, |kills| usize::try_from(kills).expect("few"));
     let mut plan = Plan::new(seed, kills);
-    if let Some(minutes) = given("CHAOS_MINUTES") {
+    if let Some(minutes) = env_number("CHAOS_MINUTES") {
         plan.limit = Duration::from_secs(60 * minutes);
     }
     let summary = run(chaos::run(&plan));
