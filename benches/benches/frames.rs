@@ -1,4 +1,4 @@
-//! Journal frames. Load: a command payload of 120 bytes.
+//! Writing and reading of journal frames. Load: command frames with a payload of 120 bytes.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use journal::FrameKind;

@@ -1,8 +1,9 @@
 //! Baseline of `pipeline`: the same open loop over two rings and a thread that only echoes messages
-//! of the same size. With a journal, one more thread writes as many bytes at the same interval to
-//! the same file system, on the same cores. No admission, no book, no frames: the latency that
-//! remains is the machine's; with a service time it includes the queueing delay of any server with
-//! that service time.
+//! of the same size. There is no admission, no book and no frame.
+//!
+//! With a journal, another thread writes as many bytes at the same interval to the same file
+//! system, on the same cores. The measured latency is that of the machine. With a service time it
+//! also contains the queueing delay of a server with that service time.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -27,8 +28,9 @@ const RING: usize = 4_096;
 /// Bytes of a segment, like the journal's.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// Two cache lines of a request, one of a report.
+/// A request of two cache lines.
 type RequestMessage = [u64; 16];
+/// A report of one cache line.
 type ReportMessage = [u64; 8];
 
 /// The load.
@@ -50,7 +52,8 @@ pub struct Load {
 pub struct Writes {
     /// Bytes per write, whole blocks.
     pub bytes: usize,
-    /// Time between the starts of two writes; a longer write is followed at once.
+    /// Time between the starts of two writes. After a write that takes longer the next one starts
+    /// at once.
     pub every: Duration,
 }
 
@@ -60,8 +63,9 @@ impl Writes {
     }
 }
 
-/// Latencies of the load, counted from each message's due time. The caller is the client and pins
-/// itself to a core first.
+/// Runs the load and returns its latencies, counted from each message's due time.
+///
+/// The calling thread is the client; it must already be pinned to a core.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -69,10 +73,10 @@ pub fn run(load: Load, journal_writes: Option<(Writes, &Path)>) -> anyhow::Resul
     let is_stopped = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicU64::new(0));
     let writer = match journal_writes {
-        Some((writes, dir)) => Some(write(writes, dir, load.core, &is_stopped, &failed)?),
+        Some((writes, dir)) => Some(spawn_writer(writes, dir, load.core, &is_stopped, &failed)?),
         None => None,
     };
-    let percentiles = echo(load);
+    let percentiles = run_echo(load);
     is_stopped.store(true, Ordering::Relaxed);
     if let Some(writer) = writer {
         writer.join().expect("the writer panicked");
@@ -84,14 +88,14 @@ pub fn run(load: Load, journal_writes: Option<(Writes, &Path)>) -> anyhow::Resul
     Ok(percentiles)
 }
 
-/// Sends at the rate, reads the echoes.
-fn echo(load: Load) -> Percentiles {
+/// Sends messages at the rate of the load and reads their echoes.
+fn run_echo(load: Load) -> Percentiles {
     let (mut requests, builder) =
         build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
-    let mut send = builder.build();
+    let mut request_producer = builder.build();
     let (mut reports, builder) =
         build_single_producer(RING, || [0u64; 8], BusySpin).new_event_poller();
-    let mut answer = builder.build();
+    let mut report_producer = builder.build();
     let total = load.rate * (load.warm_up + load.seconds);
     let other = std::thread::spawn(move || {
         hop::pin(load.core);
@@ -109,12 +113,12 @@ fn echo(load: Load) -> Percentiles {
                     while timer.ns() < end_ns {}
                 }
                 let report: ReportMessage = message[..8].try_into().expect("the first line");
-                answer.publish(|slot| *slot = report);
+                report_producer.publish(|slot| *slot = report);
                 left -= 1;
             }
         }
-        // The ring ends with its producer, so it must outlive the last answer.
-        answer
+        // Dropping the producer closes the ring: keep it until the client has read the last report.
+        report_producer
     });
     let mut times = histogram();
     let warm_up_end_ns = load.warm_up * 1_000_000_000;
@@ -126,7 +130,9 @@ fn echo(load: Load) -> Percentiles {
         if sent < total
             && in_flight.len() < RING
             && timer.ns() >= next_due_ns
-            && send.try_publish(|slot| *slot = [sent; 16]).is_ok()
+            && request_producer
+                .try_publish(|slot| *slot = [sent; 16])
+                .is_ok()
         {
             in_flight.push_back(next_due_ns);
             sent += 1;
@@ -149,8 +155,9 @@ fn echo(load: Load) -> Percentiles {
     Percentiles::of(&times)
 }
 
-/// Starts the writer thread, not on the echo thread's core, like the journal's thread.
-fn write(
+/// Starts the writer thread. Like the journal's thread it does not run on the hot core, here the
+/// core of the echo thread.
+fn spawn_writer(
     writes: Writes,
     dir: &Path,
     core: usize,
@@ -166,11 +173,11 @@ fn write(
     let room = SEGMENT_BYTES - writes.bytes as u64;
     Ok(std::thread::spawn(move || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // With only two cores the other one is the client's.
+        // With two cores the writer shares the client's.
         if cores == 2 {
             hop::pin(1 - core.min(1));
         }
-        // Real-time priority like the journal's thread, if the system allows it.
+        // The journal's thread also has real-time priority if the system allows it.
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
         let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
         let mut offset = 0;

@@ -8,7 +8,7 @@
 use crate::xflow::{Header, Kind, Op, Record, TapeHash};
 
 const NIL: u32 = u32::MAX;
-/// Events kept; older ones are overwritten.
+/// Capacity of the event buffer, which is overwritten cyclically.
 const EVENTS: usize = 1 << 12;
 
 #[derive(Clone, Copy)]
@@ -35,13 +35,13 @@ const EMPTY: Level = Level {
     open: 0,
 };
 
-/// A trade (maker, taker) or an event of an order (order id, one of the kinds below); price;
-/// quantity.
+/// A trade or another event of an order. Fields of a trade: maker id, taker id, price, quantity; of
+/// other events: order id, one of the kinds below, price, quantity.
 #[derive(Clone, Copy, Default)]
 struct BookEvent(u64, u64, i64, u64);
 
 const ACCEPTED: u64 = 0;
-/// End of an IOC, market or filled FOK order, with the cancelled remainder; 0 if filled.
+/// End of an IOC, market or filled FOK order. The quantity is the cancelled remainder, 0 if filled.
 const REMAINDER_CANCELLED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
 const REPLACED: u64 = u64::MAX - 2;
@@ -77,7 +77,7 @@ impl TickBitmap {
         }
     }
 
-    /// The next non-empty tick above; [`NIL`]: none.
+    /// The next non-empty tick above, [`NIL`] if there is none.
     fn above(&self, tick: u32) -> u32 {
         let from = tick as usize + 1;
         let mut word = from >> 6;
@@ -103,7 +103,7 @@ impl TickBitmap {
         NIL
     }
 
-    /// The next non-empty tick below; [`NIL`]: none.
+    /// The next non-empty tick below, [`NIL`] if there is none.
     fn below(&self, tick: u32) -> u32 {
         let mut word = tick as usize >> 6;
         let rest = self.low[word] & ((1 << (tick & 63)) - 1);
@@ -381,8 +381,8 @@ impl BaselineBook {
         false
     }
 
-    /// Number of events written, and a checksum of those kept. The caller reads it, so that the
-    /// compiler cannot remove the writes.
+    /// Number of events written, and a checksum of those in the buffer. Callers pass it to
+    /// `black_box`, so the compiler cannot remove the writes.
     pub fn digest(&self) -> (usize, u64) {
         let words = self
             .events

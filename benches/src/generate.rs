@@ -1,34 +1,34 @@
-//! Generates order flow with its expected result: a seed produces the same file on every machine.
-//! The result comes from a separate plain book (a sorted map of queues), which shares no code with
-//! the product's.
+//! Generates order flow with its expected result. A seed produces the same file on every machine.
 //!
-//! Shape: about 45 % resting orders, 40 % cancels, 8 % replaces, 7 % trading orders (IOC, GTC, FOK,
-//! market). Distances from the best price follow a power law; cancels prefer young orders. Every
-//! cancel and replace names a resting order, so none is rejected.
+//! The result comes from a plain book (a sorted map of queues) that shares no code with the engine.
+//!
+//! Mix: about 47 % orders that rest, 38 % cancels, 8 % replaces and 7 % aggressive orders (IOC,
+//! GTC, FOK, market). Distances from the best price follow a power law. Cancels and replaces prefer
+//! recent orders. Each names a resting order, so none is rejected.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::xflow::{Flow, Header, Kind, Op, Record, TapeHash};
 
-/// Kind of book that the flow builds.
+/// Size and price range of the book that the flow builds.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// 0 single, 1 deep.
     pub profile: u32,
     /// Approximate number of resting orders.
     pub resting: u64,
-    /// Distances are up to two to this power, in ticks.
+    /// Distances from the best price are below 2^(`reach_bits` + 1) ticks.
     pub reach_bits: u32,
 }
 
 impl Shape {
-    /// A book that fits a core's cache.
+    /// A book that fits into a core's cache.
     pub const SINGLE: Self = Self {
         profile: 0,
         resting: 2_000,
         reach_bits: 9,
     };
-    /// A book that does not fit.
+    /// A book that does not fit into it.
     pub const DEEP: Self = Self {
         profile: 1,
         resting: 150_000,
@@ -38,7 +38,7 @@ impl Shape {
 
 const CENTRE: i64 = 1_000_000;
 
-/// Splitmix64.
+/// SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -54,8 +54,8 @@ impl Random {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// 0 or more, `P(X >= x)` about `1 / x`, below two to the power of `bits + 1`.
-    fn power(&mut self, bits: u32) -> u64 {
+    /// A number in `0..2^(bits + 1)` with `P(X >= x)` of about `1 / x`.
+    fn power_law(&mut self, bits: u32) -> u64 {
         let scale = 1 << self.next().trailing_zeros().min(bits);
         scale + self.below(scale) - 1
     }
@@ -66,16 +66,19 @@ struct Resting {
     side: u8,
     price: i64,
     open: u64,
+    /// Index in [`PlainBook::live`].
     live_at: usize,
 }
 
-/// The plain book: the oracle.
+/// The plain book, which computes the expected result.
 #[derive(Default)]
-struct Plain {
-    /// Prices of a side; bids under their negated price, so that the best one comes first.
+struct PlainBook {
+    /// Order ids in time priority, by price, for each side. The prices of bids are negated, so that
+    /// the best price comes first.
     sides: [BTreeMap<i64, VecDeque<u64>>; 2],
-    /// By id; `None` if it does not rest.
+    /// By id; `None` if the order does not rest.
     orders: Vec<Option<Resting>>,
+    /// Ids of the resting orders.
     live: Vec<u64>,
     trades: u64,
     quantity: u64,
@@ -86,7 +89,7 @@ fn key(side: u8, price: i64) -> i64 {
     if side == 0 { -price } else { price }
 }
 
-impl Plain {
+impl PlainBook {
     fn best(&self, side: u8) -> Option<i64> {
         let (best, _) = self.sides[usize::from(side)].first_key_value()?;
         Some(key(side, *best))
@@ -130,23 +133,23 @@ impl Plain {
         }
     }
 
-    fn can_fill(&self, side: u8, limit: i64, want: u64) -> bool {
+    fn can_fill(&self, side: u8, limit: i64, remaining: u64) -> bool {
         let other = 1 - side;
         let inside = self.sides[usize::from(other)].range(..=key(other, limit));
         let mut sum = 0;
         for id in inside.flat_map(|(_, queue)| queue) {
             sum += self.order(*id).open;
-            if sum >= want {
+            if sum >= remaining {
                 return true;
             }
         }
         false
     }
 
-    /// Matches the taker; returns its remaining quantity.
-    fn take(&mut self, taker: u64, side: u8, limit: i64, mut want: u64) -> u64 {
+    /// Matches the taker. Returns its remaining quantity.
+    fn match_incoming(&mut self, taker: u64, side: u8, limit: i64, mut remaining: u64) -> u64 {
         let other = 1 - side;
-        while want > 0 {
+        while remaining > 0 {
             let Some((best, queue)) = self.sides[usize::from(other)].first_key_value() else {
                 break;
             };
@@ -157,8 +160,8 @@ impl Plain {
             let order = self.orders[maker as usize]
                 .as_mut()
                 .expect("the order rests");
-            let quantity = want.min(order.open);
-            want -= quantity;
+            let quantity = remaining.min(order.open);
+            remaining -= quantity;
             order.open -= quantity;
             let (price, open) = (order.price, order.open);
             self.trades += 1;
@@ -168,30 +171,30 @@ impl Plain {
                 self.remove(maker);
             }
         }
-        want
+        remaining
     }
 }
 
 struct Generator {
     random: Random,
     shape: Shape,
-    book: Plain,
+    book: PlainBook,
     records: Vec<Record>,
     id_last: u64,
 }
 
-/// Generates a flow of `timed` records after the prefill.
+/// Generates a flow: the prefill, then `timed` records.
 pub fn generate(shape: Shape, seed: u64, timed: u64) -> Flow {
     let mut g = Generator {
         random: Random(seed ^ (u64::from(shape.profile) << 32)),
         shape,
-        book: Plain::default(),
+        book: PlainBook::default(),
         records: Vec::new(),
         id_last: 0,
     };
     g.book.orders.push(None);
     while (g.book.live.len() as u64) < shape.resting {
-        g.passive();
+        g.new_passive();
     }
     let prefill = g.records.len() as u64;
     let (trades_before, quantity_before) = (g.book.trades, g.book.quantity);
@@ -247,16 +250,16 @@ impl Generator {
         self.id_last
     }
 
-    fn lots(&mut self) -> u64 {
+    fn random_quantity(&mut self) -> u64 {
         match self.random.below(3) {
             0 => [100, 200, 500, 1_000][self.random.below(4) as usize],
             1 => 1 + self.random.below(100),
-            _ => 10 * (1 + self.random.power(8)),
+            _ => 10 * (1 + self.random.power_law(8)),
         }
     }
 
     /// A price that does not cross.
-    fn quiet_price(&mut self, side: u8) -> i64 {
+    fn passive_price(&mut self, side: u8) -> i64 {
         let away = if side == 0 { -1 } else { 1 };
         let other = self.book.best(1 - side);
         let anchor = match (self.book.best(side), other) {
@@ -267,9 +270,9 @@ impl Generator {
         let distance = if self.shape.profile == 1 && self.random.below(2) == 0 {
             self.random.below(2 << self.shape.reach_bits)
         } else {
-            self.random.power(self.shape.reach_bits)
+            self.random.power_law(self.shape.reach_bits)
         };
-        // One in eight improves the best price if there is room.
+        // One order in eight improves the best price if the spread allows it.
         let step = if self.random.below(8) == 0 {
             -away
         } else {
@@ -284,22 +287,22 @@ impl Generator {
         .max(1)
     }
 
-    fn passive(&mut self) {
+    fn new_passive(&mut self) {
         let [bids, asks] = [0, 1].map(|side: usize| self.book.sides[side].len() as u64);
         // The thinner side gets more orders.
         let side = u8::from(self.random.below(bids + asks + 2) > asks);
-        let (price, quantity) = (self.quiet_price(side), self.lots());
+        let (price, quantity) = (self.passive_price(side), self.random_quantity());
         let id = self.new_id();
         self.emit(Op::New(Kind::Gtc), side, id, price, quantity);
         self.book.rest(id, side, price, quantity);
     }
 
-    fn aggressive(&mut self) {
+    fn new_aggressive(&mut self) {
         let side = self.random.below(2) as u8;
         let Some(best) = self.book.best(1 - side) else {
-            return self.passive();
+            return self.new_passive();
         };
-        let slip = self.random.power(4) as i64;
+        let slip = self.random.power_law(4) as i64;
         let limit = (if side == 0 { best + slip } else { best - slip }).max(1);
         let kind = match self.random.below(10) {
             0..=5 => Kind::Ioc,
@@ -307,7 +310,7 @@ impl Generator {
             8 => Kind::Fok,
             _ => Kind::Market,
         };
-        let quantity = self.lots();
+        let quantity = self.random_quantity();
         let id = self.new_id();
         let price = if kind == Kind::Market { 0 } else { limit };
         self.emit(Op::New(kind), side, id, price, quantity);
@@ -319,17 +322,17 @@ impl Generator {
         if kind == Kind::Fok && !self.book.can_fill(side, reach, quantity) {
             return;
         }
-        let left = self.book.take(id, side, reach, quantity);
+        let left = self.book.match_incoming(id, side, reach, quantity);
         if kind == Kind::Gtc && left > 0 {
             self.book.rest(id, side, limit, left);
         }
     }
 
-    /// A resting order: a young one half of the time.
-    fn pick(&mut self) -> Option<u64> {
+    /// Id of a random resting order, half of the time a recent one.
+    fn pick_resting(&mut self) -> Option<u64> {
         if self.random.below(2) == 0 {
             for _ in 0..4 {
-                let id = self.id_last.saturating_sub(self.random.power(7));
+                let id = self.id_last.saturating_sub(self.random.power_law(7));
                 if self.book.orders[id as usize].is_some() {
                     return Some(id);
                 }
@@ -340,8 +343,8 @@ impl Generator {
     }
 
     fn cancel(&mut self) {
-        let Some(id) = self.pick() else {
-            return self.passive();
+        let Some(id) = self.pick_resting() else {
+            return self.new_passive();
         };
         let side = self.book.order(id).side;
         self.emit(Op::Cancel, side, id, 0, 0);
@@ -349,8 +352,8 @@ impl Generator {
     }
 
     fn replace(&mut self) {
-        let Some(id) = self.pick() else {
-            return self.passive();
+        let Some(id) = self.pick_resting() else {
+            return self.new_passive();
         };
         let order = self.book.order(id);
         let side = order.side;
@@ -364,23 +367,23 @@ impl Generator {
             return;
         }
         let (price, open) = if choice < 6 {
-            (order.price, order.open + self.lots())
+            (order.price, order.open + self.random_quantity())
         } else {
-            // One in sixteen crosses deliberately.
+            // One replace in sixteen crosses.
             let crossing = self.book.best(1 - side).filter(|_| choice == 15);
-            let price = crossing.unwrap_or_else(|| self.quiet_price(side));
-            // The same price would keep priority.
+            let price = crossing.unwrap_or_else(|| self.passive_price(side));
+            // At an unchanged price a smaller order would keep priority.
             let price = if price == order.price {
                 price + if side == 0 && price > 1 { -1 } else { 1 }
             } else {
                 price
             };
-            (price, self.lots())
+            (price, self.random_quantity())
         };
         let loses_place = Op::Replace { keeps_place: false };
         self.emit(loses_place, side, id, price, open);
         self.book.remove(id);
-        let left = self.book.take(id, side, price, open);
+        let left = self.book.match_incoming(id, side, price, open);
         if left > 0 {
             self.book.rest(id, side, price, left);
         }
@@ -390,9 +393,9 @@ impl Generator {
         let (live, target) = (self.book.live.len() as i64, self.shape.resting as i64);
         let tilt = ((target - live) * 400 / target.max(1)).clamp(-120, 120);
         match self.random.below(1_000) as i64 {
-            0..70 => self.aggressive(),
+            0..70 => self.new_aggressive(),
             70..150 => self.replace(),
-            dice if dice < 590 + tilt => self.passive(),
+            dice if dice < 590 + tilt => self.new_passive(),
             _ => self.cancel(),
         }
     }

@@ -1,5 +1,5 @@
-//! Records of a generated flow for the market's history, and bare statements that write the same
-//! rows.
+//! Journal records of a generated flow for the market's history, and bare statements that write the
+//! same rows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ use types::{
 use crate::xflow::{self, Flow, Kind, Op};
 
 /// Nanoseconds between two commands: 100,000 per second.
-const PACE_NS: u64 = 10_000;
+const INTERVAL_NS: u64 = 10_000;
 /// Time of the first command.
-const BEGIN_NS: u64 = 1_760_000_000_000_000_000;
+const START_NS: u64 = 1_760_000_000_000_000_000;
 
-/// Runs a flow through admission and book, as the hot thread does, and yields the journal's
-/// records.
+/// Applies a flow to admission and book, as the hot thread does, and yields the journal records.
 pub struct Source {
     core: Core,
+    /// By account of the file.
     users: Vec<UserIx>,
-    /// By file id.
+    /// Handles, by order id of the file.
     handles: Vec<Handle>,
     flow: std::vec::IntoIter<xflow::Record>,
-    /// Remaining records of instrument, users and money.
-    opening: std::vec::IntoIter<Record>,
+    /// Records of instrument, users and holds that are not yet yielded.
+    setup: std::vec::IntoIter<Record>,
 }
 
 impl Source {
@@ -44,17 +44,21 @@ impl Source {
             users: vec![UserIx::NONE; accounts.unwrap_or(0) as usize + 1],
             handles: vec![Handle::NONE; flow.header.id_max as usize + 1],
             flow: flow.records.into_iter(),
-            opening: Vec::new().into_iter(),
+            setup: Vec::new().into_iter(),
         };
         let mut spec = crate::instrument(InstrumentIx::NONE, "FLOW");
         (spec.band_low, spec.band_high) = (
             Ticks(flow.header.price_low.max(1)),
             Ticks(flow.header.price_high),
         );
-        let mut opening = vec![source.ask(&Request::SetInstrument(spec)).expect("new")];
+        let mut setup = vec![
+            source
+                .execute(&Request::SetInstrument(spec))
+                .expect("a new instrument"),
+        ];
         for account in 0..source.users.len() {
             let id = UserId::new(&format!("user-{account}")).expect("an id");
-            let bound = source.ask(&Request::BindUser(id)).expect("new");
+            let bound = source.execute(&Request::BindUser(id)).expect("a new user");
             let Command::BindUser(bind) = &bound.command.command else {
                 unreachable!("a BindUser request is journalled as BindUser")
             };
@@ -73,17 +77,17 @@ impl Source {
                     key_hash: Id128::NONE,
                 })
             });
-            opening.push(bound);
-            opening.extend(funds.iter().filter_map(|fund| source.ask(fund)));
+            setup.push(bound);
+            setup.extend(funds.iter().filter_map(|fund| source.execute(fund)));
         }
-        source.opening = opening.into_iter();
+        source.setup = setup.into_iter();
         source
     }
 
-    /// `None` if the request is rejected: nothing is journalled.
-    fn ask(&mut self, request: &Request) -> Option<Record> {
+    /// Admits and applies a request. Returns `None` if admission rejects it: no record then exists.
+    fn execute(&mut self, request: &Request) -> Option<Record> {
         let sequence = self.core.sequence().next();
-        let time_ns = BEGIN_NS + sequence.get() * PACE_NS;
+        let time_ns = START_NS + sequence.get() * INTERVAL_NS;
         let command = self.core.admission().admit(request, time_ns).ok()?;
         let command = Envelope {
             sequence,
@@ -123,7 +127,7 @@ impl Source {
             }),
             Op::Cancel => Request::Cancel(CancelRequest {
                 order: OrderRef::Handle(handle),
-                // The file has the account of the record, not of the order.
+                // A cancel in the file has a random account, not that of the order.
                 user: UserIx::NONE,
                 session: SessionIx::NONE,
                 client_seq: 0,
@@ -159,24 +163,24 @@ impl Iterator for Source {
     type Item = Record;
 
     fn next(&mut self) -> Option<Record> {
-        if let Some(record) = self.opening.next() {
+        if let Some(record) = self.setup.next() {
             return Some(record);
         }
         loop {
-            let asked = self.flow.next()?;
-            let request = self.request(&asked);
-            let Some(record) = self.ask(&request) else {
+            let flow_record = self.flow.next()?;
+            let request = self.request(&flow_record);
+            let Some(record) = self.execute(&request) else {
                 continue;
             };
             if let Command::New(new) = &record.command.command {
-                self.handles[asked.id as usize] = new.handle;
+                self.handles[flow_record.id as usize] = new.handle;
             }
             return Some(record);
         }
     }
 }
 
-/// Rows of one transaction, in the order of the statements' values.
+/// Rows of one transaction. A row has its values in the order of the statement's parameters.
 pub struct BaselineRows {
     inserts: Vec<Vec<Value>>,
     updates: Vec<Vec<Value>>,
@@ -192,13 +196,13 @@ enum Value {
 }
 
 impl BaselineRows {
-    /// Orders that an earlier transaction has inserted.
-    pub fn updates(&self) -> usize {
+    /// Number of updates of orders that an earlier transaction has inserted.
+    pub fn update_count(&self) -> usize {
         self.updates.len()
     }
 
-    /// Computed before the clock runs. Users and instruments have the numbers that the history
-    /// assigns if all appear in journal order.
+    /// Computes the rows of these batches. Assumes that the history numbers users and instruments
+    /// in the order in which the node does.
     pub fn of(batches: &[Batch]) -> Self {
         let rows = Rows::of(batches);
         let (new, old): (Vec<_>, Vec<_>) = rows.orders.iter().partition(|change| change.is_new);
@@ -222,8 +226,8 @@ impl BaselineRows {
             ])
         });
         Self {
-            inserts: new.into_iter().map(inserted).collect(),
-            updates: old.into_iter().map(updated).collect(),
+            inserts: new.into_iter().map(insert_values).collect(),
+            updates: old.into_iter().map(update_values).collect(),
             trades: trades.collect(),
             through: batches.last().expect("at least one batch").last(),
         }
@@ -234,7 +238,7 @@ fn numbers<const N: usize>(values: [i64; N]) -> Vec<Value> {
     values.map(Value::Number).to_vec()
 }
 
-fn changing(change: &OrderChange<'_>) -> [Value; 6] {
+fn changeable_values(change: &OrderChange<'_>) -> [Value; 6] {
     let order = change.order;
     [
         limit_price(order.terms.order_type, order.price)
@@ -247,7 +251,7 @@ fn changing(change: &OrderChange<'_>) -> [Value; 6] {
     ]
 }
 
-fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
+fn insert_values(change: &OrderChange<'_>) -> Vec<Value> {
     let order = change.order;
     let mut values = numbers([
         change.sequence.get() as i64,
@@ -260,7 +264,7 @@ fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
         i64::from(order.terms.stp.code()),
         (order.terms.expire_at_ns / 1_000) as i64,
     ]);
-    values.extend(changing(change));
+    values.extend(changeable_values(change));
     values.extend(numbers([
         order.client_order_id as i64,
         order.handle.engine_id() as i64,
@@ -270,9 +274,9 @@ fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
     values
 }
 
-fn updated(change: &OrderChange<'_>) -> Vec<Value> {
+fn update_values(change: &OrderChange<'_>) -> Vec<Value> {
     let mut values = numbers([change.sequence.get() as i64]);
-    values.extend(changing(change));
+    values.extend(changeable_values(change));
     values.extend(numbers([
         (change.updated_ns / 1_000) as i64,
         change.order.client_order_id as i64,
@@ -280,14 +284,14 @@ fn updated(change: &OrderChange<'_>) -> Vec<Value> {
     values
 }
 
-/// Baseline: the history's own statements on a file with the same schema and connection settings,
-/// each prepared once, one transaction per batch.
+/// Baseline: the history's own statements on a file with the same schema and connection settings.
+/// Each statement is prepared once.
 pub struct Baseline {
     db: Connection,
 }
 
 impl Baseline {
-    /// `path`: an empty history.
+    /// Opens an empty history.
     ///
     /// # Errors
     /// Errors of SQLite.
@@ -300,7 +304,7 @@ impl Baseline {
         Ok(Self { db })
     }
 
-    /// Runs the statements and returns their time.
+    /// Runs the statements of all transactions. Returns the time taken.
     ///
     /// # Errors
     /// Errors of SQLite.
@@ -327,7 +331,8 @@ impl Baseline {
         Ok(start.elapsed())
     }
 
-    /// Orders, trades and a sum over their values: equal for equal rows.
+    /// Number of orders, checksum of orders, number of trades and checksum of trades. Equal for
+    /// files with equal rows.
     ///
     /// # Errors
     /// Errors of SQLite.

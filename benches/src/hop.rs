@@ -1,6 +1,5 @@
-//! Baselines of the pipeline on this machine at this moment: round trip of a cache line between two
-//! cores, round trip of a message over two rings, and the delay of a thread that only reads the
-//! clock.
+//! State of the machine beside a run of `pipeline`: round trip of a cache line between two cores,
+//! round trip of a message over two rings, and jitter of a thread that only reads the clock.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -54,21 +53,23 @@ impl std::fmt::Display for Percentiles {
     }
 }
 
-/// A histogram of 1 ns to a minute, three digits.
+/// A histogram of nanoseconds, 1 ns to a minute, with three digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("consistent bounds")
 }
 
-/// Nanoseconds since creation, read from the processor's counter: reading the system's clock would
-/// take a tenth of a client's time at a million requests per second.
+/// Nanoseconds since creation, read from the processor's counter.
+///
+/// Reading the system's clock would take a tenth of the client's time at a million requests per
+/// second.
 pub struct Timer {
     clock: Clock,
     start: u64,
 }
 
 impl Timer {
-    /// The first call of a process calibrates the counter with the system's clock for some
-    /// milliseconds.
+    /// Starts the timer. The first call in a process takes some milliseconds, in which it
+    /// calibrates the counter with the system's clock.
     pub fn start() -> Self {
         let clock = Clock::new();
         let start = clock.raw();
@@ -81,7 +82,7 @@ impl Timer {
     }
 }
 
-/// Pins the calling thread; false if the system refuses.
+/// Pins the calling thread to a core. Returns false if the system refuses.
 pub fn pin(core: usize) -> bool {
     core_affinity::set_for_current(core_affinity::CoreId { id: core })
 }
@@ -90,7 +91,7 @@ pub fn pin(core: usize) -> bool {
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// Round trips of one cache line between the caller and `core`.
+/// Measures round trips of a cache line between the calling thread and a thread on `core`.
 pub fn ping_pong(core: usize, rounds: u64) -> Percentiles {
     let lines: Arc<(Line, Line)> = Arc::default();
     let echo = lines.clone();
@@ -116,39 +117,39 @@ pub fn ping_pong(core: usize, rounds: u64) -> Percentiles {
     Percentiles::of(&times)
 }
 
-/// Round trips of 64 bytes over a ring to `core` and a ring back.
+/// Measures round trips of 64 bytes over a ring to a thread on `core` and over a ring back.
 pub fn ring_hop(core: usize, rounds: u64) -> Percentiles {
     const CAPACITY: usize = 4_096;
-    let (mut there, builder) =
+    let (mut requests, builder) =
         build_single_producer(CAPACITY, || [0u64; 8], BusySpin).new_event_poller();
-    let mut send = builder.build();
-    let (mut receive, builder) =
+    let mut request_producer = builder.build();
+    let (mut replies, builder) =
         build_single_producer(CAPACITY, || [0u64; 8], BusySpin).new_event_poller();
-    let mut answer = builder.build();
+    let mut reply_producer = builder.build();
     let other = std::thread::spawn(move || {
         pin(core);
         let mut left = rounds;
         while left > 0 {
-            let Ok(mut messages) = there.poll() else {
+            let Ok(mut messages) = requests.poll() else {
                 spin_loop();
                 continue;
             };
             for message in &mut messages {
                 let message = *message;
-                answer.publish(|slot| *slot = message);
+                reply_producer.publish(|slot| *slot = message);
                 left -= 1;
             }
         }
-        // The ring ends with its producer, so it must outlive the last answer.
-        answer
+        // Dropping the producer closes the ring: keep it until the caller has read the last reply.
+        reply_producer
     });
     let (mut times, timer) = (histogram(), Timer::start());
     for round in 0..rounds {
         let sent_ns = timer.ns();
-        send.publish(|slot| *slot = [round; 8]);
+        request_producer.publish(|slot| *slot = [round; 8]);
         let mut is_back = false;
         while !is_back {
-            match receive.poll() {
+            match replies.poll() {
                 Ok(mut messages) => is_back = (&mut messages).any(|message| message[7] == round),
                 Err(_) => spin_loop(),
             }
@@ -159,17 +160,18 @@ pub fn ring_hop(core: usize, rounds: u64) -> Percentiles {
     Percentiles::of(&times)
 }
 
-/// Scheduling jitter: the delay with which a thread that only reads the clock notices `rate` due
-/// times per second. Measured concurrently on the caller's core and on `core`, in nanoseconds. It
-/// shows how much of a core the system and other processes take. Returns the caller's, then the
-/// other's.
+/// Measures scheduling jitter concurrently on the caller's core and on `core`, in nanoseconds.
+///
+/// Jitter is the delay with which a thread that only reads the clock notices each of `rate` due
+/// times per second. It shows how long the system and other processes take the core. Returns the
+/// percentiles of the caller's core, then those of `core`.
 pub fn jitter_probe(core: usize, rate: u64, time: Duration) -> (Percentiles, Percentiles) {
     let other = std::thread::spawn(move || {
         pin(core);
         measure_jitter(rate, time)
     });
-    let here = measure_jitter(rate, time);
-    (here, other.join().expect("the probe's thread panicked"))
+    let own = measure_jitter(rate, time);
+    (own, other.join().expect("the jitter probe panicked"))
 }
 
 fn measure_jitter(rate: u64, time: Duration) -> Percentiles {

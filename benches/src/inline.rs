@@ -1,6 +1,7 @@
-//! Cost of a command on the hot thread. One thread submits, polls the pipeline and reads reports:
-//! nothing waits for a core, a cache line or a clock. Only the polls are timed. Instruction counts:
-//! `valgrind --tool=callgrind --toggle-collect='*InlineNode::poll*'`.
+//! Cost of a command on the hot thread. One thread submits requests, polls the pipeline and reads
+//! reports, so nothing waits for another core. Only the polls are timed.
+//!
+//! Instruction counts: `valgrind --tool=callgrind --toggle-collect='*InlineNode::poll*'`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,18 +15,19 @@ use crate::load::Load;
 pub const BATCHES: [usize; 3] = [1, 8, 64];
 /// Maximum number of accepted commands that are not durable.
 const UNDURABLE_MAX: u64 = 20_000;
-/// Maximum wait for answers; the journal's writer may delay a poll.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait for the answers of a batch. The journal's writer may delay a poll.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// One line of the result.
+/// Cost per command at one batch size.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
+    /// Requests per poll.
     pub batch: usize,
     pub ns_per_command: f64,
 }
 
 impl Cost {
-    /// Million commands per second, if the hot thread did nothing else.
+    /// Capacity of a hot thread that does nothing else, in million commands per second.
     pub fn capacity_m(&self) -> f64 {
         1e3 / self.ns_per_command
     }
@@ -39,7 +41,7 @@ impl Cost {
     }
 }
 
-/// Runs `commands` of the load in batches of each size of [`BATCHES`].
+/// Runs `commands` of the load once for each batch size of [`BATCHES`].
 ///
 /// # Errors
 /// The node rejects the load or stops.
@@ -101,7 +103,7 @@ fn clock_cost() -> Duration {
     least
 }
 
-/// Runs the commands in batches; returns the time in polls, and their number.
+/// Runs the commands in batches. Returns the time spent in polls and the number of polls.
 fn run_batches(
     node: &mut InlineNode,
     ring: &mut RingPort,
@@ -127,13 +129,13 @@ fn run_batches(
             node.poll();
             elapsed += start.elapsed();
             polls += 1;
-            answered += read(ring, load, &mut last)?;
+            answered += read_reports(ring, load, &mut last)?;
             anyhow::ensure!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < ANSWER_WAIT_MAX,
                 "timed out waiting for the node's answers"
             );
         }
-        // Waits for the disk outside the measured polls: no poll meets a full buffer.
+        // Waits for the disk outside the timed polls, so that no poll finds a full journal buffer.
         while commit.is_some_and(|at| last.get() > at.position().get() + UNDURABLE_MAX) {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -141,17 +143,21 @@ fn run_batches(
     Ok((elapsed, polls))
 }
 
-/// Reads the reports of a poll; returns the number of answers.
-fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Result<usize> {
+/// Reads the reports of a poll. Returns the number of answers.
+fn read_reports(
+    ring: &mut RingPort,
+    load: &mut Load,
+    last: &mut Sequence,
+) -> anyhow::Result<usize> {
     let mut answered = 0;
-    let mut is_refused = false;
+    let mut is_rejected = false;
     ring.poll(|report| match report {
         Report::SessionMessage(stamp, message) => {
             *last = stamp.sequence;
             answered += usize::from(load.on_report(message).is_some());
         }
-        _ => is_refused = true,
+        _ => is_rejected = true,
     })?;
-    anyhow::ensure!(!is_refused, "the node rejected a request of the load");
+    anyhow::ensure!(!is_rejected, "the node rejected a request of the load");
     Ok(answered)
 }

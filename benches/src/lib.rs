@@ -1,9 +1,7 @@
-//! Shared parts of the benchmarks. Each states its load; run one with `cargo bench -p benches
-//! --bench book`.
+//! Code that the benchmarks share. `benches/README.md` lists the benchmarks and their loads.
 
 pub mod baseline;
 pub mod baseline_book;
-pub mod drive;
 pub mod generate;
 pub mod history;
 pub mod hop;
@@ -12,6 +10,7 @@ pub mod ledger;
 pub mod load;
 #[cfg(feature = "peers")]
 pub mod peers;
+pub mod prepared;
 pub mod wire;
 pub mod xflow;
 
@@ -31,14 +30,14 @@ pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     .expect("a consistent instrument")
 }
 
-/// Numbers commands and assigns slots as admission would: the one freed last.
-pub struct Desk {
+/// Creates numbered commands. Assigns the slot freed last first, like admission.
+pub struct CommandFactory {
     sequence: u64,
     generations: Vec<u32>,
     free: std::collections::VecDeque<u32>,
 }
 
-impl Desk {
+impl CommandFactory {
     pub fn new(slots: u32) -> Self {
         Self {
             sequence: 0,
@@ -57,13 +56,17 @@ impl Desk {
         }
     }
 
-    pub fn open(&mut self) -> Envelope {
+    /// The command that creates the instrument of all orders.
+    pub fn set_instrument(&mut self) -> Envelope {
         self.envelope(Command::SetInstrument(SetInstrument {
             spec: instrument(InstrumentIx(0), "BENCH"),
         }))
     }
 
-    /// A limit order of its own user, so that self-trade prevention compares and never fires.
+    /// A new limit order and its handle. Panics if no slot is free.
+    ///
+    /// Each open order has its own user, so self-trade prevention runs at each match and never
+    /// fires.
     pub fn order(
         &mut self,
         side: Side,
@@ -106,12 +109,12 @@ impl Desk {
     }
 
     /// Frees the slot of an ended order.
-    pub fn closed(&mut self, handle: Handle) {
+    pub fn free_slot(&mut self, handle: Handle) {
         self.free.push_front(handle.slot);
     }
 }
 
-/// Median, the upper one of two; 0 for no values.
+/// Median: the upper middle value of an even number of values, 0 for none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

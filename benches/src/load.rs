@@ -1,6 +1,8 @@
-//! Order flow for the whole path: users with sessions and money, and a seeded mix of 47 % new limit
-//! orders that mostly rest, 38 % cancels, 8 % price amends and 7 % crossing immediate-or-cancel
-//! orders, with about 2,000 resting orders.
+//! Order flow for the whole trading path: users with sessions and trading holds, and a seeded mix
+//! of requests with at most 2,000 open orders.
+//!
+//! The mix is 47 % new limit orders that do not cross, 38 % cancels, 8 % price amends and 7 %
+//! crossing immediate-or-cancel orders.
 
 use admission::{
     AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Report as Message, ReportBody,
@@ -13,14 +15,15 @@ use types::{
     Side, Ticks, TimeInForce, UserId, UserIx,
 };
 
-/// Users, each with one session.
+/// Number of users. Each has one session.
 pub const USERS: usize = 256;
-/// Approximate number of orders that the flow keeps open.
+/// Maximum number of orders that the flow keeps open.
 const OPEN_ORDERS: usize = 2_000;
 const MIDDLE: i64 = 10_000;
 
-/// Runs a future of the port to completion: the hot thread answers it, no runtime is needed.
-pub fn wait<T>(future: impl Future<Output = T>) -> T {
+/// Blocks until a future of the port is ready. The hot thread completes it, so no runtime is
+/// needed.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: std::sync::Arc<Self>) {
@@ -55,42 +58,47 @@ impl Random {
     }
 }
 
-/// An order of the flow that may be open.
+/// An order of the flow that may still be open.
 #[derive(Clone, Copy)]
 struct OpenOrder {
     user: usize,
+    /// Number among all orders of the flow.
     number: u64,
+    /// Client order id.
     id: u64,
     side: Side,
 }
 
-/// The flow: generates requests and processes their answers.
+/// Generates the requests of the flow and processes their reports.
 pub struct Load {
     random: Random,
     instruments: Vec<InstrumentIx>,
     users: Vec<(UserIx, SessionIx)>,
+    /// Last client sequence, by user.
     sequences: Vec<u64>,
-    /// Orders so far; each has a number.
+    /// Number of the last order.
     count: u64,
-    /// Orders so far per user: the next client order id.
+    /// Last client order id, by user.
     ids: Vec<u64>,
     open: Vec<OpenOrder>,
-    /// By number, wrapped: the order has ended.
+    /// True if the order has ended, by order number modulo [`ORDER_NUMBERS`].
     ended: Vec<bool>,
-    /// By slot: number of its order.
+    /// Order number, by slot.
     numbers: Vec<u64>,
+    /// User, by session.
     by_session: Vec<usize>,
-    /// By user and client sequence, wrapped: tag of the request.
+    /// Tag of the request, by user and client sequence modulo [`CLIENT_SEQS`].
     tags: Vec<Vec<u64>>,
-    /// By user and client order id, wrapped: number of the order.
+    /// Order number, by user and client order id modulo [`CLIENT_SEQS`].
     orders: Vec<Vec<u64>>,
 }
 
-/// Most requests of one user in flight.
-const TAGS: usize = 1 << 12;
+/// Client sequences, and client order ids, that are distinguished per user: a bound on the requests
+/// of a user in flight.
+const CLIENT_SEQS: usize = 1 << 12;
 
-/// Most orders distinguished at once.
-const NUMBERS: usize = 1 << 16;
+/// Order numbers that are distinguished at the same time.
+const ORDER_NUMBERS: usize = 1 << 16;
 
 impl Load {
     /// Sets up instruments, users, sessions and money in a node.
@@ -104,7 +112,7 @@ impl Load {
         seed: u64,
     ) -> Result<Self, SubmitError> {
         Self::open_by(
-            |request| wait(port.call(request)),
+            |request| block_on(port.call(request)),
             ring,
             || (),
             instruments,
@@ -112,7 +120,8 @@ impl Load {
         )
     }
 
-    /// The same over any request function; `poll` drives the node while a report is awaited.
+    /// As [`Self::open`], with the caller's function for requests. `poll` is called repeatedly
+    /// until a report arrives; an inline node makes progress in it.
     ///
     /// # Errors
     /// The node rejects a request.
@@ -131,11 +140,11 @@ impl Load {
             count: 0,
             ids: vec![0; USERS],
             open: Vec::with_capacity(2 * OPEN_ORDERS),
-            ended: vec![true; NUMBERS],
+            ended: vec![true; ORDER_NUMBERS],
             numbers: vec![0; 1 << 20],
             by_session: Vec::new(),
-            tags: vec![vec![0; TAGS]; USERS],
-            orders: vec![vec![0; TAGS]; USERS],
+            tags: vec![vec![0; CLIENT_SEQS]; USERS],
+            orders: vec![vec![0; CLIENT_SEQS]; USERS],
         };
         for number in 0..instruments {
             let spec = crate::instrument(InstrumentIx::NONE, &format!("BENCH-{number}"));
@@ -185,49 +194,50 @@ impl Load {
         Ok(load)
     }
 
-    /// Processes a message of one of the load's sessions. Returns the tag of the request that it
-    /// answers, if any.
+    /// Processes a message to one of the load's sessions. Returns the tag of the request that the
+    /// message answers, if any.
     pub fn on_report(&mut self, message: &Message) -> Option<u64> {
         let user = self.by_session[message.session.index()];
         let answered = match message.client_seq {
             0 => None,
-            seq => Some(self.tags[user][seq as usize % TAGS]),
+            seq => Some(self.tags[user][seq as usize % CLIENT_SEQS]),
         };
         match message.body {
             ReportBody::Acknowledged { .. } => {
-                let number = self.orders[user][message.client_order_id as usize % TAGS];
+                let number = self.orders[user][message.client_order_id as usize % CLIENT_SEQS];
                 self.numbers[message.handle.slot as usize] = number;
             }
-            ReportBody::Filled { open, .. } if open.is_zero() => self.ended(message.handle),
-            ReportBody::Cancelled { .. } => self.ended(message.handle),
+            ReportBody::Filled { open, .. } if open.is_zero() => self.mark_ended(message.handle),
+            ReportBody::Cancelled { .. } => self.mark_ended(message.handle),
             ReportBody::Rejected {
                 request: RequestKind::New,
                 ..
             } => {
-                let number = self.orders[user][message.client_order_id as usize % TAGS];
-                self.ended[number as usize % NUMBERS] = true;
+                let number = self.orders[user][message.client_order_id as usize % CLIENT_SEQS];
+                self.ended[number as usize % ORDER_NUMBERS] = true;
             }
             _ => {}
         }
         answered
     }
 
-    /// Sets the tag of the last generated request.
+    /// Sets the tag that [`Self::on_report`] returns for the answer to this request.
     pub fn set_tag(&mut self, request: &Request, tag: u64) {
         let (session, seq) = request
             .client()
             .expect("requests of the load have sessions");
         let user = self.by_session[session.index()];
-        self.tags[user][seq as usize % TAGS] = tag;
+        self.tags[user][seq as usize % CLIENT_SEQS] = tag;
     }
 
-    /// Closes every session, as a restart would: a restart without open sessions journals nothing.
+    /// Closes every session. A restart closes open sessions by journalled commands; without them it
+    /// journals nothing.
     ///
     /// # Errors
     /// The node rejects a request.
     pub fn close(&self, port: &Port) -> Result<(), SubmitError> {
         for (_, session) in &self.users {
-            wait(port.call(Request::CloseSession {
+            block_on(port.call(Request::CloseSession {
                 session: *session,
                 epoch: None,
                 keep_orders: false,
@@ -236,22 +246,22 @@ impl Load {
         Ok(())
     }
 
-    /// The next request.
+    /// Generates the next request.
     pub fn next_request(&mut self) -> Request {
         let kind = self.random.below(100);
         let aims_at_open = (47..93).contains(&kind);
         if self.open.len() >= OPEN_ORDERS || (aims_at_open && !self.open.is_empty()) {
-            // Too many open orders: one is cancelled or amended.
+            // At the maximum of open orders a cancel takes the place of a new order.
             let kind = if aims_at_open { kind } else { 47 };
-            if let Some(request) = self.change(kind < 85) {
+            if let Some(request) = self.change_open_order(kind < 85) {
                 return request;
             }
         }
-        self.order(kind >= 93)
+        self.new_order(kind >= 93)
     }
 
-    /// Cancels or amends an open order.
-    fn change(&mut self, is_cancel: bool) -> Option<Request> {
+    /// Cancels or amends a random open order; `None` if no order is open.
+    fn change_open_order(&mut self, is_cancel: bool) -> Option<Request> {
         loop {
             let count = self.open.len() as u64;
             if count == 0 {
@@ -259,12 +269,12 @@ impl Load {
             }
             let at = usize::try_from(self.random.below(count)).expect("small");
             let open = self.open[at];
-            if self.ended[open.number as usize % NUMBERS] {
+            if self.ended[open.number as usize % ORDER_NUMBERS] {
                 self.open.swap_remove(at);
                 continue;
             }
             let (user, session) = self.users[open.user];
-            let client_seq = self.sequence(open.user);
+            let client_seq = self.next_client_seq(open.user);
             let order = OrderRef::Client(open.id);
             if is_cancel {
                 self.open.swap_remove(at);
@@ -282,7 +292,7 @@ impl Load {
                 user,
                 session,
                 client_seq,
-                price: Some(self.passive(open.side)),
+                price: Some(self.passive_price(open.side)),
                 quantity: None,
                 new_client_order_id: 0,
                 limit_checked: true,
@@ -291,10 +301,10 @@ impl Load {
         }
     }
 
-    fn order(&mut self, is_aggressive: bool) -> Request {
+    fn new_order(&mut self, is_aggressive: bool) -> Request {
         let at = usize::try_from(self.random.below(USERS as u64)).expect("small");
         let (user, session) = self.users[at];
-        let client_seq = self.sequence(at);
+        let client_seq = self.next_client_seq(at);
         let side = if self.random.below(2) == 0 {
             Side::Buy
         } else {
@@ -302,10 +312,10 @@ impl Load {
         };
         self.count += 1;
         let number = self.count;
-        self.ended[number as usize % NUMBERS] = false;
+        self.ended[number as usize % ORDER_NUMBERS] = false;
         self.ids[at] += 1;
         let id = self.ids[at];
-        self.orders[at][id as usize % TAGS] = number;
+        self.orders[at][id as usize % CLIENT_SEQS] = number;
         let (price, time_in_force) = if is_aggressive {
             let reach = match side {
                 Side::Buy => 20,
@@ -319,9 +329,9 @@ impl Load {
                 id,
                 side,
             });
-            (self.passive(side), TimeInForce::Gtc)
+            (self.passive_price(side), TimeInForce::Gtc)
         };
-        // An order stays on its instrument; the flow does not depend on the choice.
+        // Orders are distributed over the instruments in turn.
         let instrument = self.instruments[number as usize % self.instruments.len()];
         let quantity = Lots(1 + self.random.below(100));
         Request::New(NewRequest {
@@ -334,8 +344,8 @@ impl Load {
         })
     }
 
-    /// A price that does not cross: near the middle more often than far from it.
-    fn passive(&mut self, side: Side) -> Ticks {
+    /// A price that does not cross. Prices near the middle are more frequent.
+    fn passive_price(&mut self, side: Side) -> Ticks {
         let away = 1 + self.random.below(90).min(self.random.below(90));
         let away = i64::try_from(away).expect("small");
         Ticks(match side {
@@ -344,14 +354,14 @@ impl Load {
         })
     }
 
-    fn sequence(&mut self, user: usize) -> u64 {
+    fn next_client_seq(&mut self, user: usize) -> u64 {
         self.sequences[user] += 1;
         self.sequences[user]
     }
 
-    /// An order has ended.
-    fn ended(&mut self, handle: Handle) {
+    /// Marks the order of this slot as ended.
+    fn mark_ended(&mut self, handle: Handle) {
         let number = self.numbers[handle.slot as usize];
-        self.ended[number as usize % NUMBERS] = true;
+        self.ended[number as usize % ORDER_NUMBERS] = true;
     }
 }

@@ -12,10 +12,10 @@
 //!         24 quantity in lots
 //! ```
 //!
-//! Fields from 16 on have 64 bits. The oracle computes 64 to 80. A REPLACE has the new *open*
-//! quantity. Only a smaller quantity at the same price (`class` 1) keeps queue priority. Prefill
-//! records build the book and are not timed; trades and quantity count timed records, the tape hash
-//! both.
+//! Header fields from 16 on have 64 bits. Those from 64 on are results of the generator's own book.
+//! A replace has the new *open* quantity. Only a smaller quantity at the same price (`class` 1)
+//! keeps queue priority. Prefill records build the book and are not timed. Trades and quantity
+//! count the timed records, the tape hash all records.
 
 use std::fmt;
 
@@ -28,8 +28,9 @@ pub const RECORD_BYTES: usize = 32;
 pub enum Op {
     New(Kind),
     Cancel,
-    /// True if it keeps priority: less quantity at the same price.
+    /// New price and open quantity of a resting order.
     Replace {
+        /// True for less quantity at the same price, which keeps priority.
         keeps_place: bool,
     },
 }
@@ -43,16 +44,18 @@ pub enum Kind {
     Market,
 }
 
-/// One request.
+/// One order, cancel or replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     pub op: Op,
     /// 0 buy, 1 sell.
     pub side: u8,
     pub account: u32,
-    /// Dense from 1 in the order of the new orders.
+    /// Order id. A generated flow numbers its new orders from 1 without gaps.
     pub id: u64,
+    /// In ticks; 0 in a cancel and a market order.
     pub price: i64,
+    /// In lots.
     pub quantity: u64,
 }
 
@@ -91,7 +94,7 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub header: Header,
-    /// Prefill, then timed.
+    /// The prefill, then the timed records.
     pub records: Vec<Record>,
 }
 
@@ -100,12 +103,12 @@ pub struct Flow {
 pub enum FlowError {
     Magic,
     RecordSize(u32),
-    /// The header announces another number of records than the file has.
+    /// The number of records differs from the header's.
     Length {
-        promised: u64,
+        announced: u64,
         found: u64,
     },
-    /// Record (from 0) with an unassigned code, or an id above the header's maximum.
+    /// Index of a record with an unknown code, or with an id of 0 or above the header's maximum.
     Record(u64),
 }
 
@@ -113,21 +116,23 @@ impl fmt::Display for FlowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Magic => f.write_str("not an XFLOW001 file: the first 8 bytes differ"),
-            Self::RecordSize(size) => write!(f, "records of {size} bytes, expected {RECORD_BYTES}"),
-            Self::Length { promised, found } => {
+            Self::RecordSize(size) => {
+                write!(f, "record size {size} bytes, expected {RECORD_BYTES}")
+            }
+            Self::Length { announced, found } => {
                 write!(
                     f,
-                    "header announces {promised} records, the file has {found}"
+                    "header announces {announced} records, the file has {found}"
                 )
             }
-            Self::Record(at) => write!(f, "record {at} is malformed"),
+            Self::Record(at) => write!(f, "record {at} has an unknown code or an invalid order id"),
         }
     }
 }
 
 impl std::error::Error for FlowError {}
 
-/// Hash of the trades in their order.
+/// Hash of a sequence of trades.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapeHash(pub u64);
 
@@ -143,6 +148,10 @@ impl TapeHash {
 }
 
 impl Flow {
+    /// Decodes a whole file.
+    ///
+    /// # Errors
+    /// The file is invalid.
     pub fn read(bytes: &[u8]) -> Result<Self, FlowError> {
         if bytes.len() < HEADER_BYTES || !bytes.starts_with(MAGIC) {
             return Err(FlowError::Magic);
@@ -170,10 +179,10 @@ impl Flow {
             resting_mean: field(112),
             levels_mean: field(120),
         };
-        let promised = header.prefill.saturating_add(header.timed);
+        let announced = header.prefill.saturating_add(header.timed);
         let found = (body.len() / RECORD_BYTES) as u64;
-        if promised != found || body.len() % RECORD_BYTES != 0 {
-            return Err(FlowError::Length { promised, found });
+        if announced != found || body.len() % RECORD_BYTES != 0 {
+            return Err(FlowError::Length { announced, found });
         }
         let records = body
             .chunks_exact(RECORD_BYTES)

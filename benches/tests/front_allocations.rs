@@ -1,7 +1,7 @@
-//! Heap allocations of the thread that serves trading sessions, in the steady state: at most 1.25
-//! times those of an echo of the same bytes over the same transport.
+//! In the steady state the thread that serves trading sessions makes at most 1.25 times the heap
+//! allocations of an echo of the same bytes over the same transport.
 //!
-//! One test alone in its binary, since every allocation of the process is counted.
+//! This binary has one test, since its allocator counts every allocation of the process.
 
 #[allow(dead_code)]
 #[path = "../../gateway/tests/boundary/doubles.rs"]
@@ -23,76 +23,78 @@ use types::Side;
 use wire::{Cancel, ClientMessage};
 use world::*;
 
-/// Threads with a row of their own.
+/// Rows of the table. Each thread has one.
 const THREADS: usize = 512;
-const UNSEEN: usize = usize::MAX;
+const NO_ROW: usize = usize::MAX;
 
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 static IDS: [AtomicI32; THREADS] = [const { AtomicI32::new(0) }; THREADS];
 static COUNTS: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
 
 thread_local! {
-    static PLACE: Cell<usize> = const { Cell::new(UNSEEN) };
+    static ROW: Cell<usize> = const { Cell::new(NO_ROW) };
 }
 
-/// Counts per thread. Threads beyond the table share its last row.
-struct Counting;
+/// Counts allocations per thread. Threads beyond the table share its last row.
+struct CountingAllocator;
 
 fn count() {
-    // A thread that ends may free and allocate after its local values are gone.
-    let _ = PLACE.try_with(|place| {
-        if place.get() == UNSEEN {
-            place.set(SEEN.fetch_add(1, Relaxed).min(THREADS - 1));
+    // A thread may still allocate after its thread-local values are destroyed.
+    let _ = ROW.try_with(|row| {
+        if row.get() == NO_ROW {
+            row.set(SEEN.fetch_add(1, Relaxed).min(THREADS - 1));
             let id = rustix::thread::gettid().as_raw_nonzero().get();
-            IDS[place.get()].store(id, Relaxed);
+            IDS[row.get()].store(id, Relaxed);
         }
-        COUNTS[place.get()].fetch_add(1, Relaxed);
+        COUNTS[row.get()].fetch_add(1, Relaxed);
     });
 }
 
-// SAFETY: passes every call on to the system's allocator; `count` allocates nothing.
+// SAFETY: passes every call to the system's allocator. `count` does not allocate.
 #[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Allocations so far of the living thread with this name.
-fn of_thread(wanted: &str) -> Option<u64> {
-    (0..SEEN.load(Relaxed).min(THREADS)).find_map(|place| {
-        let id = IDS[place].load(Relaxed);
+/// Allocations so far of the live thread with this name.
+fn thread_allocations(wanted: &str) -> Option<u64> {
+    (0..SEEN.load(Relaxed).min(THREADS)).find_map(|row| {
+        let id = IDS[row].load(Relaxed);
         let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm")).ok()?;
-        (name.trim() == wanted).then(|| COUNTS[place].load(Relaxed))
+        (name.trim() == wanted).then(|| COUNTS[row].load(Relaxed))
     })
 }
 
-/// Requests before the count and during it: the session's window is full before.
+/// Requests before the count, which fill the session's window.
 const WARM_UP: u64 = 3_000;
+/// Requests per counted run.
 const COUNTED: u64 = 3_000;
 /// Messages kept per session.
 const WINDOW: usize = 2_000;
-/// Bytes of a request, of *accepted* and of the durable answer, as `wire` has them.
+/// Bytes of a `NewOrder`.
 const REQUEST_BYTES: usize = 55;
+/// Bytes of `Accepted` and `OrderAck`.
 const RESPONSE_BYTES: [usize; 2] = [46, 99];
 
-/// One request in flight: an order, then its cancel.
+/// Sends `count` requests, orders and their cancels in turn, with one request in flight.
 fn trade(connection: &mut Connection, from: u64, count: u64) {
     for number in from..from + count {
         let id = number.div_ceil(2);
@@ -116,53 +118,55 @@ fn trade(connection: &mut Connection, from: u64, count: u64) {
             connection.poll().unwrap();
             assert!(
                 sent.elapsed() < PATIENCE,
-                "request {number} is not answered"
+                "timed out waiting for the answer to request {number}"
             );
         }
     }
 }
 
-/// Allocations so far of the thread that serves the sessions: with few cores the hot thread.
-fn of_front() -> u64 {
-    let front = of_thread("front").or_else(|| of_thread("hot"));
-    front.expect("a thread serves sessions")
+/// Allocations so far of the thread that serves the sessions. With few cores that is the hot
+/// thread.
+fn front_allocations() -> u64 {
+    let front = thread_allocations("front").or_else(|| thread_allocations("hot"));
+    front.expect("a thread named front or hot")
 }
 
-/// Allocations per request of the thread that serves the sessions, the least of three runs.
-fn served(address: std::net::SocketAddr, trust: &Trust) -> f64 {
+/// Allocations per request of the thread that serves the sessions, the minimum of three runs.
+fn front_allocations_per_request(address: std::net::SocketAddr, trust: &Trust) -> f64 {
     let mut connection = Connection::connect(address, trust).unwrap();
     connection.login(0, with_money("ann", "a")).unwrap();
     trade(&mut connection, 1, WARM_UP);
     let counted = (0..3).map(|run| {
-        let before = of_front();
+        let before = front_allocations();
         trade(&mut connection, 1 + WARM_UP + run * COUNTED, COUNTED);
-        of_front() - before
+        front_allocations() - before
     });
     counted.min().expect("three runs") as f64 / COUNTED as f64
 }
 
-/// Allocations so far of all threads but this one.
-fn of_others() -> u64 {
+/// Allocations so far of all other threads.
+fn other_threads_allocations() -> u64 {
     let all: u64 = COUNTS.iter().map(|count| count.load(Relaxed)).sum();
-    all - COUNTS[PLACE.get()].load(Relaxed)
+    all - COUNTS[ROW.get()].load(Relaxed)
 }
 
-/// Allocations per request of a bare echo's thread, the only other one: the difference of two runs.
-fn echoed() -> f64 {
+/// Allocations per request of the echo's server thread, the only other thread. The difference of
+/// two runs excludes the handshake.
+fn echo_allocations_per_request() -> f64 {
     let run = |rounds: u64| {
-        let before = of_others();
+        let before = other_threads_allocations();
         let rounds = usize::try_from(rounds).expect("small");
         echo::run(1, REQUEST_BYTES, RESPONSE_BYTES, rounds).unwrap();
-        of_others() - before
+        other_threads_allocations() - before
     };
     let (few, many) = (run(WARM_UP), run(WARM_UP + COUNTED));
-    // It makes a tenth more rounds than it measures.
+    // `echo::run` makes a tenth more round trips than it measures.
     (many - few) as f64 / (COUNTED as f64 * 1.1)
 }
 
 #[test]
 fn the_front_allocates_no_more_than_an_echo_of_the_same_bytes() {
-    let echo = echoed();
+    let echo = echo_allocations_per_request();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unsettled();
@@ -176,7 +180,7 @@ fn the_front_allocates_no_more_than_an_echo_of_the_same_bytes() {
         world
     });
     let trust: Trust = world.gateway.fingerprint().parse().unwrap();
-    let front = served(world.gateway.trading_address(), &trust);
+    let front = front_allocations_per_request(world.gateway.trading_address(), &trust);
     runtime.block_on(world.stop());
     println!("allocations per request: front {front:.3}, echo {echo:.3}");
     assert!(front > 0.0, "QUIC allocates");

@@ -1,11 +1,11 @@
-//! The book on generated flow: every trade equals that of the generator's plain book, for both
-//! shapes, several seeds and every way of input.
+//! The book on generated flow makes the trades of the generator's plain book: for both shapes and
+//! several seeds, one command at a time and in batches.
 
 use std::collections::HashMap;
 
 use benches::baseline_book::BaselineBook;
-use benches::drive::{Collect, Drive, new_book};
 use benches::generate::{Shape, generate};
+use benches::prepared::{Collect, PreparedFlow, new_book};
 use benches::wire::reference::Reference;
 use benches::xflow::{Flow, FlowError, HEADER_BYTES, RECORD_BYTES};
 use engine::EventSink;
@@ -15,7 +15,7 @@ use types::{
     StpMode,
 };
 
-/// A deep book small enough for a test, large enough for look-ahead.
+/// A deep book that is small enough for a test and large enough for the engine's look-ahead.
 const DEEP: Shape = Shape {
     resting: 20_000,
     ..Shape::DEEP
@@ -32,19 +32,24 @@ impl EventSink for Count {
 }
 
 fn check_tape(flow: &Flow) {
-    let drive = Drive::new(flow);
+    let prepared = PreparedFlow::new(flow);
     assert!(
-        drive.tape_ok(flow),
+        prepared.tape_ok(flow),
         "seed {}: {:?}",
         flow.header.seed,
-        drive.outcome
+        prepared.result
     );
     assert_eq!(
-        drive.outcome.stp_checks, flow.header.trades,
-        "self-trade prevention did not compare at each match"
+        prepared.result.stp_checks, flow.header.trades,
+        "a trade between orders of one user"
     );
-    let (mut book, mut count) = (new_book(drive.spec), Count(0));
-    let commands: Vec<Envelope> = drive.prefill.iter().chain(&drive.timed).copied().collect();
+    let (mut book, mut count) = (new_book(prepared.spec), Count(0));
+    let commands: Vec<Envelope> = prepared
+        .prefill
+        .iter()
+        .chain(&prepared.timed)
+        .copied()
+        .collect();
     for batch in commands.chunks(64) {
         let envelope: fn(&Envelope) -> Option<&Envelope> = |envelope| Some(envelope);
         book.each_of_batch(batch, envelope, |book, envelope| {
@@ -52,8 +57,8 @@ fn check_tape(flow: &Flow) {
         });
     }
     book.check_invariants();
-    assert_eq!(book.state_hash(), drive.outcome.state_hash);
-    assert_eq!(count.0, drive.outcome.events);
+    assert_eq!(book.state_hash(), prepared.result.state_hash);
+    assert_eq!(count.0, prepared.result.events);
 }
 
 // rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R179
@@ -105,7 +110,7 @@ fn baseline_book_makes_the_same_trades() {
 fn a_wrong_result_in_the_header_is_detected() {
     let mut flow = generate(Shape::SINGLE, 9, 3_000);
     flow.header.tape ^= 1;
-    assert!(!Drive::new(&flow).tape_ok(&flow));
+    assert!(!PreparedFlow::new(&flow).tape_ok(&flow));
 }
 
 #[test]
@@ -127,17 +132,19 @@ fn invalid_files_are_refused() {
     assert_eq!(
         Flow::read(&bytes[..bytes.len() - 1]),
         Err(FlowError::Length {
-            promised: records as u64,
+            announced: records as u64,
             found: records as u64 - 1
         })
     );
 }
 
-/// Records of a flow whose orders belong to 16 users, as in a journal. Each order has its own slot:
-/// self-trade prevention leaves more orders open than the flow expects.
+/// Journal records of a flow whose orders belong to 16 self-trade groups.
+///
+/// Each order has its own slot, because self-trade prevention changes which orders end, and the
+/// flow would reuse a slot that is still taken.
 fn journalled(flow: &Flow) -> Vec<Record> {
-    let drive = Drive::new(flow);
-    let (mut book, mut events) = (new_book(drive.spec), Collect::default());
+    let prepared = PreparedFlow::new(flow);
+    let (mut book, mut events) = (new_book(prepared.spec), Collect::default());
     let (mut handles, mut last) = (HashMap::new(), 0);
     let record = |command: &Envelope| {
         let mut command = *command;
@@ -161,10 +168,10 @@ fn journalled(flow: &Flow) -> Vec<Record> {
         let events = std::mem::take(&mut events.0);
         Record { command, events }
     };
-    drive
+    prepared
         .prefill
         .iter()
-        .chain(&drive.timed)
+        .chain(&prepared.timed)
         .map(record)
         .collect()
 }
@@ -185,11 +192,11 @@ fn the_reference_book_makes_the_same_trades_and_detects_a_missing_one() {
     );
 
     let mut reference = Reference::default();
-    let judged: u64 = records
+    let reference_trades: u64 = records
         .iter()
         .map(|r| reference.apply(r).expect("equal trades"))
         .sum();
-    assert_eq!(judged, trades.count() as u64);
+    assert_eq!(reference_trades, trades.count() as u64);
 
     let mut reference = Reference::default();
     let has_trade = |record: &&Record| record.events.iter().any(|event| is_trade(&event));

@@ -16,7 +16,7 @@ pub struct NewOrder {
     pub price: i64,
     pub quantity: u32,
     pub side: u8,
-    /// 1 = immediate or cancel, 0 = rests.
+    /// 1 = immediate or cancel, 0 = the remainder rests.
     pub ioc: u8,
     pub reserved: [u8; 2],
 }
@@ -29,7 +29,7 @@ pub struct Cancel {
     pub sequence: u64,
 }
 
-/// A new price and open quantity of one order.
+/// A change of one order to a new price and open quantity.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Amend {
@@ -79,7 +79,7 @@ pub struct Report {
 /// Enqueues one report: 1 = accepted, 0 = the queue is full.
 pub type Push = unsafe extern "C" fn(sink: *mut c_void, report: *const Report) -> c_int;
 
-/// Queue that carries reports to the harness's other thread. This library calls only `push`.
+/// Functions of the queue to the harness's other thread. This library calls only `push`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Transport {

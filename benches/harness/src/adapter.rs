@@ -14,10 +14,10 @@ use crate::abi::{self, Amend, Cancel, NewOrder, Push, Report};
 use crate::orders::Orders;
 
 const IX: InstrumentIx = InstrumentIx(0);
-/// Orders for which the book has room from the start.
-const ORDERS_FIRST: u32 = 1 << 20;
+/// Initial capacity of the book in orders.
+const ORDERS_INITIAL: u32 = 1 << 20;
 
-/// The harness's queue.
+/// The harness's report queue.
 #[derive(Clone, Copy)]
 pub struct Reports {
     push: Push,
@@ -25,6 +25,8 @@ pub struct Reports {
 }
 
 impl Reports {
+    /// Wraps the harness's queue.
+    ///
     /// # Safety
     /// `push` may be called with `sink` as long as a copy of this exists.
     #[allow(unsafe_code)]
@@ -44,7 +46,7 @@ impl Reports {
     }
 }
 
-/// One book, and the state that the harness's messages need.
+/// A book with the orders that the harness's messages name.
 pub struct Adapter {
     book: Book,
     orders: Orders,
@@ -55,7 +57,7 @@ pub struct Adapter {
 impl Adapter {
     pub fn new(reports: Reports) -> Self {
         let config = BookConfig {
-            orders: ORDERS_FIRST,
+            orders: ORDERS_INITIAL,
             ..BookConfig::default()
         };
         Self {
@@ -66,20 +68,24 @@ impl Adapter {
         }
     }
 
-    /// A rejected order, and one whose id a live order has, get no report: the ABI has none for
-    /// them.
+    /// Processes a new order. The ABI has no report for a rejected order, so none is sent if the
+    /// book rejects the order or its id is in use.
     pub fn new_order(&mut self, message: &NewOrder) {
         let Some(handle) = self.orders.open(message.order_id) else {
             return;
         };
         let side = side(message.side);
         let command = Command::New(new_order(message, handle, side));
-        self.apply(command, Answer::new(message.sequence, side, message.price));
+        self.apply(
+            command,
+            ReportFields::new(message.sequence, side, message.price),
+        );
     }
 
+    /// Processes a cancel.
     pub fn cancel(&mut self, message: &Cancel) {
         let handle = self.orders.handle(message.order_id);
-        // The event lacks side and price, which the report contains.
+        // The report contains side and price, the event does not.
         let order = self.book.order(handle);
         let (side, price) = order.map_or((Side::Buy, 0), |order| (order.side, order.price.0));
         let command = Command::Cancel(command::Cancel {
@@ -93,11 +99,12 @@ impl Adapter {
         });
         self.apply(
             command,
-            Answer::new(message.sequence, side, price).to(message.order_id),
+            ReportFields::new(message.sequence, side, price).with_order_id(message.order_id),
         );
     }
 
-    /// The harness counts open quantity, the book total quantity: the filled quantity is added.
+    /// Processes an amend. The harness sends the open quantity and the book expects the total, so
+    /// the filled quantity is added.
     pub fn amend(&mut self, message: &Amend) {
         let handle = self.orders.handle(message.order_id);
         let order = self.book.order(handle);
@@ -117,11 +124,11 @@ impl Adapter {
             new_client_order_id: 0,
         });
         let side = side(message.side);
-        let answer = Answer::new(message.sequence, side, message.price);
-        self.apply(command, answer.to(message.order_id));
+        let fields = ReportFields::new(message.sequence, side, message.price);
+        self.apply(command, fields.with_order_id(message.order_id));
     }
 
-    fn apply(&mut self, command: Command, answer: Answer) {
+    fn apply(&mut self, command: Command, fields: ReportFields) {
         self.sequence += 1;
         let envelope = Envelope {
             sequence: Sequence(self.sequence),
@@ -135,7 +142,7 @@ impl Adapter {
             &mut ReportSink {
                 orders,
                 reports,
-                answer,
+                fields,
             },
         );
     }
@@ -155,9 +162,9 @@ impl Adapter {
     }
 }
 
-/// Fields that the reports of one message echo.
+/// Fields that the reports of a message copy from it.
 #[derive(Clone, Copy)]
-struct Answer {
+struct ReportFields {
     sequence: u64,
     side: Side,
     price: i64,
@@ -165,7 +172,7 @@ struct Answer {
     order_id: u64,
 }
 
-impl Answer {
+impl ReportFields {
     fn new(sequence: u64, side: Side, price: i64) -> Self {
         Self {
             sequence,
@@ -175,11 +182,11 @@ impl Answer {
         }
     }
 
-    fn to(self, order_id: u64) -> Self {
+    fn with_order_id(self, order_id: u64) -> Self {
         Self { order_id, ..self }
     }
 
-    /// A report about one order. Quantities fit: those of the ABI are 32 bits wide.
+    /// A report about one order. The quantity fits, because quantities of the ABI have 32 bits.
     #[inline]
     fn report(&self, kind: u8, order_id: u64, quantity: Lots) -> Report {
         Report {
@@ -198,21 +205,21 @@ impl Answer {
 struct ReportSink<'a> {
     orders: &'a mut Orders,
     reports: Reports,
-    answer: Answer,
+    fields: ReportFields,
 }
 
 impl EventSink for ReportSink<'_> {
     #[inline]
     fn event(&mut self, envelope: &EventEnvelope) {
-        let answer = &self.answer;
+        let fields = &self.fields;
         let id = |handle| self.orders.id(handle);
         let report = match &envelope.event {
-            Event::Accepted(e) => Some(answer.report(abi::ORDER_ACK, id(e.handle), e.open)),
-            Event::Amended(e) => Some(answer.report(abi::MODIFY_ACK, id(e.handle), e.open)),
-            Event::Cancelled(e) => Some(answer.report(abi::CANCEL_ACK, id(e.handle), e.quantity)),
+            Event::Accepted(e) => Some(fields.report(abi::ORDER_ACK, id(e.handle), e.open)),
+            Event::Amended(e) => Some(fields.report(abi::MODIFY_ACK, id(e.handle), e.open)),
+            Event::Cancelled(e) => Some(fields.report(abi::CANCEL_ACK, id(e.handle), e.quantity)),
             Event::Trade(e) => Some(Report {
                 kind: abi::TRADE,
-                sequence: answer.sequence,
+                sequence: fields.sequence,
                 price: e.price.0,
                 quantity: e.quantity.0 as u32,
                 maker_order_id: id(e.maker),
@@ -221,14 +228,14 @@ impl EventSink for ReportSink<'_> {
             }),
             Event::CancelRejected(_) => Some(Report {
                 kind: abi::CANCEL_REJECT,
-                sequence: answer.sequence,
-                order_id: answer.order_id,
+                sequence: fields.sequence,
+                order_id: fields.order_id,
                 ..Report::default()
             }),
             Event::AmendRejected(_) => Some(Report {
                 kind: abi::MODIFY_REJECT,
-                sequence: answer.sequence,
-                order_id: answer.order_id,
+                sequence: fields.sequence,
+                order_id: fields.order_id,
                 ..Report::default()
             }),
             Event::Rejected(_) | Event::Rested(_) | Event::Reduced(_) | Event::PhaseChanged(_) => {
@@ -255,7 +262,7 @@ fn side(of: u8) -> Side {
     }
 }
 
-/// Each order has its own account: self-trade prevention compares at each match and never fires.
+/// Each live order has its own user, so self-trade prevention runs at each match and never fires.
 #[inline]
 fn new_order(message: &NewOrder, handle: Handle, side: Side) -> command::New {
     let user = UserIx(handle.slot);
@@ -272,8 +279,8 @@ fn new_order(message: &NewOrder, handle: Handle, side: Side) -> command::New {
     }
 }
 
-/// The band allows every price of the book. The harness's tick is half a cent; here its value is
-/// irrelevant, since nothing is paid.
+/// An instrument whose band allows every price of the book. The harness's tick is half a cent, but
+/// its value is irrelevant: nothing is paid.
 fn instrument() -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix: IX,

@@ -1,12 +1,12 @@
-//! `engine` with the C ABI of the public matching-engine benchmark harness
+//! Exports `engine` with the C ABI of the public matching-engine benchmark harness
 //! (flash1-dev/matching-engine-benchmark). The harness loads this library, sends it one message at
 //! a time and hashes the reports. `cargo xtask harness` runs it; `docs/measurements/matching.md`
 //! describes how.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `abi` | memory layouts of messages, reports and the report queue |
-//! | `adapter` | messages to commands, events to reports |
+//! | `adapter` | translation of messages to commands and of events to reports |
 //! | `orders` | map from the harness's order ids to the book's handles |
 //!
 //! The ABI has one engine per process, called by one thread at a time. A call that violates it
@@ -42,11 +42,12 @@ unsafe fn adapter<'call>() -> &'call mut Adapter {
     unsafe { adapter.as_mut() }.expect("engine_init must be called before any other function")
 }
 
-/// Creates an empty book that reports into `sink` by `transport`. The nonce is not used.
+/// Creates an empty book that sends its reports with `transport.push` to `sink`. The nonce is not
+/// used.
 ///
 /// # Safety
-/// `transport` is a queue whose functions may be called with `sink` until `engine_shutdown`. No
-/// other call of this library is in progress.
+/// `transport` is valid, and its `push` may be called with `sink` until `engine_shutdown`. No other
+/// call of this library is in progress.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn engine_init(_nonce: u64, transport: *const Transport, sink: *mut c_void) {
@@ -116,7 +117,7 @@ pub unsafe extern "C" fn engine_on_modify(message: *const Amend) {
     adapter.amend(message.expect("message is null"));
 }
 
-/// No-op: every call has matched and reported when it returns.
+/// Does nothing: each call completes matching and reports before it returns.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub extern "C" fn engine_flush() {}

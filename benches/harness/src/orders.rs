@@ -1,17 +1,17 @@
-//! Map from the harness's order ids to the book's handles, assigned as by admission: the slot freed
-//! last is reused first, with a higher generation.
+//! Map from the harness's order ids to the book's handles. Slots are assigned as by admission: the
+//! slot freed last is reused first, with a higher generation.
 
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 use types::Handle;
 
-/// Ids below this have a table entry from the start: twice the ids of a scenario.
-const TABLE_FIRST: usize = 1 << 21;
-/// Ids from here on are in a map: the ABI's ids have 64 bits and no bound.
+/// Initial length of the table: twice the ids of a scenario.
+const TABLE_INITIAL: usize = 1 << 21;
+/// Maximum length of the table. Higher ids are in a map, because ids of the ABI have 64 bits.
 const TABLE_MAX: usize = 1 << 24;
-/// Slots with preallocated memory.
-const SLOTS_FIRST: usize = 1 << 20;
+/// Initial capacity in slots.
+const SLOTS_INITIAL: usize = 1 << 20;
 
 /// The adapter's state of a slot.
 #[derive(Clone, Copy, Default)]
@@ -20,12 +20,12 @@ struct Slot {
     generation: u32,
 }
 
-/// Orders that rest or match. Allocates only if an id or the number of orders exceeds its previous
-/// maximum.
+/// Live orders by id. Allocates if the number of orders or an id exceeds its previous maximum, and
+/// in the map.
 pub struct Orders {
-    /// By id below `TABLE_MAX`: slot plus one, 0 if none.
+    /// Slot plus one of each id below `TABLE_MAX`, 0 if no live order has it.
     table: Vec<u32>,
-    /// The same for all other ids.
+    /// Slot plus one of higher ids.
     map: HashMap<u64, u32, FixedState>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -34,10 +34,10 @@ pub struct Orders {
 impl Orders {
     pub fn new() -> Self {
         Self {
-            table: vec![0; TABLE_FIRST],
+            table: vec![0; TABLE_INITIAL],
             map: HashMap::default(),
-            slots: Vec::with_capacity(SLOTS_FIRST),
-            free: Vec::with_capacity(SLOTS_FIRST),
+            slots: Vec::with_capacity(SLOTS_INITIAL),
+            free: Vec::with_capacity(SLOTS_INITIAL),
         }
     }
 
@@ -62,7 +62,7 @@ impl Orders {
         }
     }
 
-    /// Handle of a live order; for any other id `Handle::NONE`, which names no order.
+    /// Handle of a live order, `Handle::NONE` if there is none with this id.
     pub fn handle(&self, order_id: u64) -> Handle {
         let link = self.link(order_id);
         let Some(slot) = link.checked_sub(1) else {
@@ -72,7 +72,7 @@ impl Orders {
         Handle { slot, generation }
     }
 
-    /// A handle for a new order; `None` if an order with that id is live.
+    /// Assigns a handle to a new order. Returns `None` if a live order has this id.
     pub fn open(&mut self, order_id: u64) -> Option<Handle> {
         if self.link(order_id) != 0 {
             return None;
@@ -89,11 +89,12 @@ impl Orders {
         Some(Handle { slot, generation })
     }
 
+    /// Id of the order that has, or last had, the slot of this handle.
     pub fn id(&self, handle: Handle) -> u64 {
         self.slots[handle.slot as usize].order_id
     }
 
-    /// Ends an order: its id and its slot become free.
+    /// Removes an order. Its id and slot become free.
     pub fn close(&mut self, handle: Handle) {
         self.set_link(self.id(handle), 0);
         self.free.push(handle.slot);

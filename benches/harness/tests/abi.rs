@@ -1,5 +1,5 @@
-//! Calls the exported functions as the harness does: one engine per process, one call at a time.
-//! The report queue is full at every other push.
+//! Calls the exported functions as the harness does, one call at a time. The report queue is full
+//! at every other push.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,8 @@ use harness::abi::{
 /// The library has one engine, so the tests run one at a time.
 static ENGINE: Mutex<()> = Mutex::new(());
 
-/// Reports received, in order. Every odd push answers 0 (queue full), so the library must retry.
+/// Received reports in order. The first and every second push returns 0 (queue full), so the
+/// library must retry.
 #[derive(Default)]
 struct Queue {
     reports: Vec<Report>,
@@ -66,7 +67,8 @@ impl Engine {
         self.sequence
     }
 
-    /// Takes the reports out of the queue: (kind, order id, price, quantity). A trade is [`trade`].
+    /// Takes the reports from the queue as (kind, order id, price, quantity). [`trade`] is the form
+    /// of a trade.
     fn reports(&mut self) -> Vec<(u8, u64, u64, u64)> {
         // SAFETY: the library accesses the queue during its calls only, and none is in progress.
         let reports = std::mem::take(unsafe { &mut (*self.queue).reports });
@@ -195,7 +197,7 @@ fn orders_rest_trade_and_end() {
     assert_eq!(engine.best_bid_and_ask(), (i64::MIN, 100));
     assert_eq!(engine.depth(SELL, 100), 15);
     assert_eq!((engine.depth(SELL, 102), engine.depth(BUY, 100)), (0, 0));
-    // Best price first, earliest first, at the maker's price; the remainder rests at its own price.
+    // Trades in price-time priority at the makers' prices. The remainder rests at its own price.
     assert_eq!(
         engine.new_order(4, BUY, 30, 105, 0),
         [
@@ -209,7 +211,7 @@ fn orders_rest_trade_and_end() {
     assert_eq!(engine.depth(BUY, 105), 5);
     assert_eq!(engine.cancel(4), [(CANCEL_ACK, 4, 105, 5)]);
     assert_eq!(engine.best_bid_and_ask(), (i64::MIN, i64::MAX));
-    // Filled, cancelled, never seen.
+    // A filled order, a cancelled one and two unknown ids.
     for order_id in [2, 4, 2_000_000, u64::MAX] {
         assert_eq!(engine.cancel(order_id), [(CANCEL_REJECT, order_id, 0, 0)]);
         assert_eq!(
@@ -255,7 +257,7 @@ fn an_amend_sets_the_open_quantity_and_an_increase_loses_priority() {
         ]
     );
     engine.rest(5, BUY, 9, 90);
-    // Crosses the spread: trades at the maker's price, the remainder rests.
+    // An amend that crosses the spread trades at the maker's price. The remainder rests.
     assert_eq!(
         engine.amend(5, BUY, 9, 110),
         [(MODIFY_ACK, 5, 110, 9), trade(100, 5, 1, 5)]
@@ -267,12 +269,12 @@ fn an_amend_sets_the_open_quantity_and_an_increase_loses_priority() {
 #[test]
 fn an_id_is_reusable_once_its_order_has_ended_and_ids_may_be_sparse() {
     let mut engine = Engine::new();
-    // Below the initial length of the table of ids, between that and its maximum, and above it.
+    // Ids below the initial length of the table, above it, and above the table's maximum.
     for order_id in [0, 1, (1 << 21) + 5, 1 << 30, u64::MAX] {
         engine.rest(order_id, BUY, 10, 100);
         assert_eq!(engine.cancel(order_id), [(CANCEL_ACK, order_id, 100, 10)]);
         engine.rest(order_id, SELL, 10, 200);
-        // The id of a live order is not accepted again.
+        // A new order with the id of a live order is ignored.
         assert_eq!(engine.new_order(order_id, SELL, 3, 199, 0), []);
         assert_eq!(
             engine.new_order(7, BUY, 10, 200, 1),

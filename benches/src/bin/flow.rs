@@ -1,21 +1,24 @@
-//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE
-//! [--json] [--peers] [--plot FILE.svg]`. Also generates such files: `flow --generate single|deep
-//! SEED COMMANDS FILE`.
+//! The order book alone, on a file of order flow: `cargo run --release -p benches --bin flow --
+//! FILE [--json] [--peers] [--plot FILE.svg]`. `flow --generate single|deep SEED COMMANDS FILE`
+//! generates such a file.
 //!
-//! Load: one thread, every command of the file through `Book::apply` with events written to a
-//! preallocated ring, each order in its own account, assertions, phase and band checks on. The
-//! commands are translated before, untimed.
+//! Load: one thread applies every command of the file with `Book::apply` and writes the events to a
+//! preallocated ring. Each order has its own account. Assertions, phase and band checks are on. The
+//! commands are translated before the clock starts.
 //!
-//! Book and baseline run alternately with the same input, in two ways. `ops_per_s` and `ratio`:
-//! each reads its input from a ring of 1,024, as an engine reads its commands, and the book takes
-//! batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads the array
-//! of the whole input, 136 bytes per command against 32 per record. Medians of five runs.
+//! Book and baseline run alternately with the same input, in two ways. Figures are medians of five
+//! runs.
+//!
+//! - `ops_per_s` and `ratio`: both read from a ring of 1,024, as an engine reads its commands. The
+//!   book reads batches of 64 with look-ahead. Filling the ring is not timed.
+//! - `streamed`: both read from an array of the whole input, with 136 bytes per command for the
+//!   book and 32 per record for the baseline.
 //!
 //! `--peers` (built with `--features peers`) then runs open-source books.
 //!
-//! Service times are of single commands, streamed, without look-ahead, minus the clock's own cost.
-//! No fence prevents the processor from overlapping a command with the clock read (it would need
-//! `unsafe`), so they are comparable only with the baseline's of the same run.
+//! Service times are those of single streamed commands without look-ahead, minus the cost of the
+//! clock. A fence between command and clock read would need `unsafe`. Without it the processor
+//! overlaps them, so compare service times only with those of the baseline in the same run.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -23,9 +26,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use benches::baseline_book::BaselineBook;
-use benches::drive::{Drive, new_book};
 use benches::generate::{Shape, generate};
 use benches::hop::histogram;
+use benches::prepared::{PreparedFlow, new_book};
 use benches::xflow::{Flow, Record};
 use engine::{Book, EventSink};
 use hdrhistogram::Histogram;
@@ -36,13 +39,14 @@ use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
 const USAGE: &str = "usage: flow FILE [--json] [--peers] [--plot FILE.svg], \
     or flow --generate single|deep SEED COMMANDS FILE";
+/// Runs of book and baseline; a result is the median.
 const RUNS: usize = 5;
-/// Commands and events in a ring, older ones overwritten: the length of an engine's rings.
+/// Capacity of the command and event rings, equal to that of an engine's rings.
 const EVENTS: usize = 1_024;
 /// Commands per batch of an engine.
 const BATCH: usize = 64;
 
-/// Preallocated buffer of events.
+/// Preallocated ring of events. New events overwrite the oldest.
 struct Ring {
     kept: Box<[EventEnvelope; EVENTS]>,
     count: usize,
@@ -88,12 +92,12 @@ impl EventSink for Ring {
     }
 }
 
-/// Input of the book.
+/// Input of book and baseline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feed {
-    /// From a ring, in batches, as an engine reads its commands. Filling the ring is not timed.
+    /// From a ring. Filling it is not timed.
     Ring,
-    /// In batches from the array of all commands: includes the time to fetch them from memory.
+    /// From the array of the whole input. Includes the time to fetch it from memory.
     Stream,
 }
 
@@ -111,17 +115,17 @@ fn feed_in_batches(book: &mut Book, events: &mut Ring, commands: &[Envelope]) {
 }
 
 /// Commands per second of one run.
-fn run_book(drive: &Drive, feed: Feed) -> f64 {
-    let (mut book, mut events) = (new_book(drive.spec), Ring::new());
-    feed_in_batches(&mut book, &mut events, &drive.prefill);
+fn run_book(prepared: &PreparedFlow, feed: Feed) -> f64 {
+    let (mut book, mut events) = (new_book(prepared.spec), Ring::new());
+    feed_in_batches(&mut book, &mut events, &prepared.prefill);
     let mut spent = Duration::ZERO;
     if feed == Feed::Stream {
         let start = Instant::now();
-        feed_in_batches(&mut book, &mut events, &drive.timed);
+        feed_in_batches(&mut book, &mut events, &prepared.timed);
         spent = start.elapsed();
     } else {
         let mut ring = Vec::with_capacity(EVENTS);
-        for commands in drive.timed.chunks(EVENTS) {
+        for commands in prepared.timed.chunks(EVENTS) {
             ring.clear();
             ring.extend_from_slice(commands);
             let start = Instant::now();
@@ -129,19 +133,19 @@ fn run_book(drive: &Drive, feed: Feed) -> f64 {
             spent += start.elapsed();
         }
     }
-    check(drive, &book, &events);
-    drive.timed.len() as f64 / spent.as_secs_f64()
+    verify_state(prepared, &book, &events);
+    prepared.timed.len() as f64 / spent.as_secs_f64()
 }
 
-/// Checks that the timed book ended in the state of the verified one.
-fn check(drive: &Drive, book: &Book, ring: &Ring) {
+/// Panics unless the timed book has the state, events and quote of the verified run.
+fn verify_state(prepared: &PreparedFlow, book: &Book, ring: &Ring) {
     black_box(&ring.kept);
     assert_eq!(
         book.state_hash(),
-        drive.outcome.state_hash,
+        prepared.result.state_hash,
         "two runs differ"
     );
-    assert_eq!(ring.count as u64, drive.outcome.events, "two runs differ");
+    assert_eq!(ring.count as u64, prepared.result.events, "two runs differ");
     assert_eq!(
         book.quote(),
         ring.quote,
@@ -195,7 +199,7 @@ impl Latency {
     }
 }
 
-/// Times each call separately and subtracts the cost of the clock.
+/// Times each call separately and subtracts the smallest cost of two clock reads.
 fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency {
     let empty = (0..100_000).map(|_| {
         let start = clock.raw();
@@ -208,7 +212,7 @@ fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency
         each(item);
         times.push(clock.raw().wrapping_sub(start));
     }
-    // Over many ticks, so that rounding to nanoseconds comes last.
+    // `delta_as_nanos` rounds to nanoseconds. Many ticks make that error negligible.
     let ns_per_tick = clock.delta_as_nanos(0, 1 << 30) as f64 / (1u64 << 30) as f64;
     let mut histogram = histogram();
     for ticks in times {
@@ -218,13 +222,13 @@ fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency
     Latency(histogram)
 }
 
-fn time_book(clock: &Clock, drive: &Drive) -> (Latency, f64) {
-    let (mut book, mut ring) = (new_book(drive.spec), Ring::new());
-    feed_in_batches(&mut book, &mut ring, &drive.prefill);
-    let latency = time_each(clock, &drive.timed, |envelope| {
+fn time_book(clock: &Clock, prepared: &PreparedFlow) -> (Latency, f64) {
+    let (mut book, mut ring) = (new_book(prepared.spec), Ring::new());
+    feed_in_batches(&mut book, &mut ring, &prepared.prefill);
+    let latency = time_each(clock, &prepared.timed, |envelope| {
         book.apply(envelope, &mut ring);
     });
-    check(drive, &book, &ring);
+    verify_state(prepared, &book, &ring);
     let bytes = book.footprint_bytes() as f64 / f64::from(book.resting().max(1));
     (latency, bytes)
 }
@@ -244,7 +248,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Alternating runs of book and baseline with the same input.
+/// Rates of alternating runs of book and baseline with the same input, in commands per second.
 #[derive(Default)]
 struct Runs {
     book: Vec<f64>,
@@ -252,22 +256,22 @@ struct Runs {
 }
 
 impl Runs {
-    fn both(&mut self, drive: &Drive, flow: &Flow, feed: Feed) -> Result<(), String> {
-        self.book.push(run_book(drive, feed));
+    fn run_pair(&mut self, prepared: &PreparedFlow, flow: &Flow, feed: Feed) -> Result<(), String> {
+        self.book.push(run_book(prepared, feed));
         self.baseline.push(run_baseline(flow, feed)?);
         Ok(())
     }
 }
 
 fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
-    let drive = Drive::new(flow);
+    let prepared = PreparedFlow::new(flow);
     let (mut ring, mut stream) = (Runs::default(), Runs::default());
     for _ in 0..RUNS {
-        ring.both(&drive, flow, Feed::Ring)?;
-        stream.both(&drive, flow, Feed::Stream)?;
+        ring.run_pair(&prepared, flow, Feed::Ring)?;
+        stream.run_pair(&prepared, flow, Feed::Stream)?;
     }
     let clock = Clock::new();
-    let (latency, bytes) = time_book(&clock, &drive);
+    let (latency, bytes) = time_book(&clock, &prepared);
     let baseline_latency = time_baseline(&clock, flow);
     if let Some(path) = plot {
         let title = format!(
@@ -300,7 +304,7 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
             "runs": RUNS,
             "batch": BATCH,
             "ring": EVENTS,
-            "fed": "book and baseline alike: out of a ring; streamed: out of the array of all input",
+            "fed": "book and baseline: from a ring; streamed: from an array of the whole input",
         },
         "ops_per_s": ops.round(),
         "best_ops_per_s": best.round(),
@@ -308,10 +312,10 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
         "p50_ns": latency.ns(0.5),
         "p99_ns": latency.ns(0.99),
         "p999_ns": latency.ns(0.999),
-        "trades": drive.outcome.trades,
-        "quantity": drive.outcome.quantity,
-        "tape_ok": drive.tape_ok(flow),
-        "stp_checks": drive.outcome.stp_checks,
+        "trades": prepared.result.trades,
+        "quantity": prepared.result.quantity,
+        "tape_ok": prepared.tape_ok(flow),
+        "stp_checks": prepared.result.stp_checks,
         "bytes_per_order": (bytes * 10.0).round() / 10.0,
         "floor": {
             "ops_per_s": baseline_ops.round(),

@@ -1,12 +1,14 @@
 //! Write rate of the market's history:
 //! `cargo run --release -p benches --bin history -- [--records N] [--json]`.
 //!
-//! Load: records of a generated flow (45 % resting orders, 40 % cancels, 8 % replaces, 7 % trading
-//! orders) of 1,000 users. Admission and book produce the records before the clock runs. Then a
-//! thread applies them as the live replica does (`State::apply`, batches of 256) and sends the
-//! effects over a queue of 256 batches. The history drains the queue and writes, as in a platform.
-//! Both are timed, per 100,000 records. After each 100,000, bare statements write the same rows
-//! into a separate file, in the same transactions; computing their values is not timed.
+//! Load: records of a generated flow (47 % orders that rest, 38 % cancels, 8 % replaces, 7 %
+//! aggressive orders) of 1,000 users. Admission and book produce the records before the clock
+//! starts.
+//!
+//! A thread applies the records as the live replica does (`State::apply`, batches of 256) and sends
+//! the effects over a queue of 256 batches. The history drains the queue and writes, as in a
+//! platform. Each 100,000 records are timed together. After them, bare statements write the same
+//! rows into another file in the same transactions. Computing their values is not timed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,19 +25,20 @@ use sequencer::{Durable, Record};
 use types::NodeId;
 
 /// Records timed together.
-const PART: usize = 100_000;
-/// Records that the replica applies per batch, and queue capacity in batches.
+const INTERVAL_RECORDS: usize = 100_000;
+/// Records that the replica applies per batch.
 const REPLICA_BATCH: usize = 256;
+/// Capacity of the queue in batches.
 const QUEUE: usize = 256;
 
-/// Rate of the history compared with bare statements.
+/// Compares the write rate of the history with bare statements.
 #[derive(Parser)]
 struct Args {
     #[arg(long, default_value_t = 2_000_000)]
     records: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Most records per transaction; default: the history's own number.
+    /// Soft limit of records per transaction; default: the history's own.
     #[arg(long, default_value_t = BATCH_RECORDS)]
     batch: usize,
     /// Folder for the files; default: the system's temporary folder.
@@ -46,25 +49,25 @@ struct Args {
     json: bool,
 }
 
-/// Measurements of one part of the run.
-struct Part {
+/// Measurements of [`INTERVAL_RECORDS`] records.
+struct Interval {
     history: Duration,
     bare: Duration,
     transactions: usize,
 }
 
-impl Part {
+impl Interval {
     fn json(&self) -> serde_json::Value {
         serde_json::json!({
-            "history_per_s": (PART as f64 / self.history.as_secs_f64()) as u64,
-            "bare_per_s": (PART as f64 / self.bare.as_secs_f64()) as u64,
+            "history_per_s": (INTERVAL_RECORDS as f64 / self.history.as_secs_f64()) as u64,
+            "bare_per_s": (INTERVAL_RECORDS as f64 / self.bare.as_secs_f64()) as u64,
             "ratio": self.bare.as_secs_f64() / self.history.as_secs_f64(),
             "transactions": self.transactions,
         })
     }
 
     fn line(&self, from: usize) -> String {
-        let rate = |spent: Duration| PART as f64 / spent.as_secs_f64();
+        let rate = |spent: Duration| INTERVAL_RECORDS as f64 / spent.as_secs_f64();
         let (history, bare) = (rate(self.history), rate(self.bare));
         let ratio = history / bare;
         let transactions = self.transactions;
@@ -76,19 +79,19 @@ impl Part {
 }
 
 /// Applies the records and sends the effects, as the live replica does.
-fn apply(state: &mut State, records: &[Record], hand_on: impl Fn(Batch)) {
+fn apply_records(state: &mut State, records: &[Record], send: impl Fn(Batch)) {
     for records in records.chunks(REPLICA_BATCH) {
         let applied = records.iter().map(|record| {
             state
                 .apply(record)
                 .expect("replica accepts the core's events")
         });
-        hand_on(Batch::new(applied.collect()));
+        send(Batch::new(applied.collect()));
     }
 }
 
-/// Writes until the queue is closed; returns the transactions.
-async fn write(
+/// Writes until the queue is closed. Returns the batches of each transaction.
+async fn write_batches(
     writer: &HistoryWriter,
     queue: Receiver<Batch>,
     batch: usize,
@@ -133,21 +136,21 @@ async fn main() -> anyhow::Result<()> {
     let mut source = Source::new(generate(Shape::SINGLE, args.seed, args.records as u64));
     let mut state = State::new(NodeId::new(1).context("node number")?, sequencer::limits());
     let writer = history.writer(state.names().clone());
-    let mut parts: Vec<Part> = Vec::new();
+    let mut intervals: Vec<Interval> = Vec::new();
     loop {
-        let records: Vec<Record> = source.by_ref().take(PART).collect();
-        if records.len() < PART {
+        let records: Vec<Record> = source.by_ref().take(INTERVAL_RECORDS).collect();
+        if records.len() < INTERVAL_RECORDS {
             break;
         }
-        let (hand_on, queue) = sync_channel(QUEUE);
+        let (sender, queue) = sync_channel(QUEUE);
         let start = Instant::now();
         let applying = std::thread::spawn(move || {
-            apply(&mut state, &records, |batch| {
-                hand_on.send(batch).expect("the history receives")
+            apply_records(&mut state, &records, |batch| {
+                sender.send(batch).expect("the history receives")
             });
             state
         });
-        let transactions = write(&writer, queue, args.batch).await?;
+        let transactions = write_batches(&writer, queue, args.batch).await?;
         let spent = start.elapsed();
         state = applying
             .join()
@@ -156,27 +159,27 @@ async fn main() -> anyhow::Result<()> {
             .iter()
             .map(|batches| BaselineRows::of(batches))
             .collect();
-        let part = Part {
+        let interval = Interval {
             history: spent,
             bare: bare.write(&rows)?,
             transactions: transactions.len(),
         };
         if !args.json {
-            println!("{}", part.line(parts.len() * PART));
+            println!("{}", interval.line(intervals.len() * INTERVAL_RECORDS));
         }
-        parts.push(part);
+        intervals.push(interval);
     }
     history.db.file.close().await;
     drop(bare);
     let digests = (Baseline::digest(&file)?, Baseline::digest(&bare_file)?);
     ensure!(digests.0 == digests.1, "the files differ: {digests:?}");
     let (first, last) = (
-        parts.first().context("fewer records than one part")?,
-        parts.last().context("last part")?,
+        intervals.first().context("fewer than 100,000 records")?,
+        intervals.last().context("last interval")?,
     );
     if args.json {
         let result = serde_json::json!({
-            "records": parts.len() * PART,
+            "records": intervals.len() * INTERVAL_RECORDS,
             "orders": digests.0[0],
             "trades": digests.0[2],
             "first": first.json(),
@@ -189,7 +192,10 @@ async fn main() -> anyhow::Result<()> {
             digests.0[0], digests.0[2]
         );
         println!("first {}", first.line(0));
-        println!("last  {}", last.line((parts.len() - 1) * PART));
+        println!(
+            "last  {}",
+            last.line((intervals.len() - 1) * INTERVAL_RECORDS)
+        );
     }
     Ok(())
 }

@@ -4,12 +4,14 @@
 //! Load: one thread creates records and appends them in batches of 4 KiB, 64 KiB and 1 MiB, as
 //! frames of 64 and of 128 bytes, header and checksum included. The bare append copies records of
 //! the same size into one aligned buffer and writes it with `O_DIRECT | O_DSYNC` to a file of
-//! zeros: no frame, no checksum, no second thread. Both run alternately in one folder, five times,
-//! each up to 350 ms or 128 MiB; ratios are medians of the five. Throughput is measured with one
-//! batch being written, one flushed and one being filled. Latency is measured at window 1, from the
-//! first record of a batch until the commit position has passed it, for the bare append from the
-//! first copy until the write has returned. No run reaches the next segment; `sustained` shows its
-//! cost with preallocated segments of 16 MiB.
+//! zeros, without frame, checksum or second thread. Both run alternately in one folder, five times.
+//! Ratios are medians of the five. A run takes at most 350 ms. It ends earlier after 128 MiB of the
+//! bare append, 64 MiB of the journal's throughput or 32 MiB of its latency.
+//!
+//! Throughput is measured with one batch being written, one flushed and one being filled. Latency
+//! is measured at window 1: from the first record of a batch until the commit position has passed
+//! the batch, for the bare append from the first copy until the write has returned. No run reaches
+//! the next segment. `sustained` measures the cost of segments, with preallocated ones of 16 MiB.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -29,13 +31,13 @@ use serde_json::{Value, json};
 const RUNS: usize = 5;
 const RUN_TIME: Duration = Duration::from_millis(350);
 const RUN_BYTES: usize = 128 << 20;
-/// A run ends before half of it, where the next segment would be created.
+/// A run ends before the segment is half full, when the journal would create the next one.
 const SEGMENT_BYTES: u64 = (RUN_BYTES as u64) * 2 + (8 << 20);
 const BATCHES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const RECORDS: [usize; 2] = [64, 128];
 const SUSTAINED: Duration = Duration::from_secs(2);
 
-/// The journal compared with a bare append of the same bytes.
+/// Compares the journal with a bare append of the same bytes.
 #[derive(Parser)]
 struct Args {
     /// Print JSON.
@@ -172,7 +174,7 @@ impl JournalRun {
         }
     }
 
-    /// Waits by spinning, like the hot thread.
+    /// Spins until the sequence is durable.
     fn wait(&self, sequence: u64) -> Result<(), Box<dyn Error>> {
         while self.commit.position() < sequence {
             if let Some(failure) = self.commit.failure() {
@@ -185,14 +187,15 @@ impl JournalRun {
         Ok(())
     }
 
-    /// One batch being written, one flushed, one being filled.
+    /// Appends for `time` or until `bytes` are written, with one batch being written, one flushed
+    /// and one being filled.
     fn throughput(&mut self, time: Duration, bytes: u64) -> Result<Run, Box<dyn Error>> {
         let (start, before) = (Instant::now(), self.journal.stats().written_bytes);
         let first = self.sequence;
         while start.elapsed() < time && self.journal.stats().written_bytes - before < bytes {
             self.append_batch();
-            // The batch before the last flushed one is durable, so the writer has taken the last
-            // one.
+            // Batch n is filled. Waits until n-2 is durable, so that the writer writes n-1 when n
+            // is flushed.
             self.wait(self.sequence.saturating_sub(2 * self.batch_records))?;
             self.appender.flush();
         }
@@ -269,7 +272,7 @@ fn row(dir: &Path, batch: usize, record: usize) -> Result<Value, Box<dyn Error>>
     }))
 }
 
-/// Consecutive segments of the default size.
+/// Throughput over consecutive segments of the default size.
 fn sustained(dir: &Path) -> Result<Value, Box<dyn Error>> {
     let segment_bytes = Config::default().segment_bytes;
     let mut ours = JournalRun::new(dir, segment_bytes, 256 << 10, 128)?;

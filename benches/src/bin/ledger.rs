@@ -1,11 +1,13 @@
 //! Compares the ledger with raw SQL that writes the same rows: `cargo run --release -p benches
 //! --bin ledger -- [--json] [--quick] [--dir DIR]`.
 //!
-//! Calls the ledger through its RPC contract, served in memory. Each operation is complete:
-//! idempotency key, postings with running balances, outbox events (relayed concurrently) and, in
-//! two-phase rows, a hold. Requests are created before the clock starts. Latency is from sending a
-//! request to its answer, which follows the durable commit. Service and baseline run alternately,
-//! each on a copy of one seeded database. Each run's books are verified; a violation fails the run.
+//! The clients call the ledger through its RPC contract, served in memory. Each operation is
+//! complete: idempotency key, postings with running balances, outbox events (relayed concurrently)
+//! and, in two-phase rows, a hold. Requests are created before the clock starts. Latency is the
+//! time from sending a request to its answer, which follows the durable commit.
+//!
+//! Service and baseline run alternately, each on a copy of one seeded database. The ledger is
+//! verified after each row. A violation fails the run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,9 +27,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Alternating rounds of service and baseline per row.
 const ROUNDS: usize = 2;
-/// Maximum wait for the relay to drain a round's events; after it the run continues.
+/// Maximum wait for the relay to drain a round's events. The run then continues.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
-/// Maximum duration of one round of the service, of the capture, and of the baseline.
+/// Maximum duration of a round of the service, of the capture, and of a round of the baseline.
 const ROUND_MAX: Duration = Duration::from_millis(1_600);
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -36,20 +38,20 @@ enum Store {
     Postgres,
 }
 
-/// Operations per second of the ledger, compared with raw SQL.
+/// Compares operations per second of the ledger with raw SQL.
 #[derive(Parser)]
 struct Args {
     #[arg(long, value_enum, default_value = "sqlite")]
     store: Store,
-    /// A PostgreSQL database, `postgres://user@host:port/database`; this run creates its own
-    /// databases on the same server.
+    /// A PostgreSQL database, `postgres://user@host:port/database`. The run creates its own
+    /// databases on that server.
     #[arg(long)]
     url: Option<String>,
     /// Measure only a few rows; takes less than half a minute.
     #[arg(long)]
     quick: bool,
-    /// Postings per operation. A posting has a debit and a credit side, like a transfer in other
-    /// ledgers.
+    /// Postings per operation. A posting has a debit and a credit side: other ledgers call it a
+    /// transfer.
     #[arg(long, default_value_t = 1)]
     postings: usize,
     /// Measure only rows whose name (`batch/clients/accounts/kind`) contains this.
@@ -58,8 +60,8 @@ struct Args {
     /// Multiplies the number of operations of each row.
     #[arg(long, default_value_t = 1)]
     scale: usize,
-    /// Measure no ledger, only raw SQL on a minimal schema (account, operation, posting; integers),
-    /// to compare this baseline with published ones.
+    /// Measure only raw SQL on a minimal schema (accounts, operations and postings of integers), to
+    /// compare the baseline with published figures.
     #[arg(long)]
     minimal_schema: bool,
     #[arg(long, default_value_t = 1)]
@@ -109,8 +111,8 @@ impl GridRow {
 }
 
 /// Batches of 1 with 1, 16 and 256 clients; one client with batches of 1 to 8,189; 16 clients with
-/// batches of 100 and 500. Hot accounts and two phases for some of them. The full product would
-/// take a quarter of an hour and show nothing more.
+/// batches of 100 and 500. Some of them also with hot accounts or two phases. All combinations
+/// would take a quarter of an hour without further insight.
 fn grid() -> Vec<GridRow> {
     use Accounts::{Hot, Uniform};
     use Kind::{OnePhase, TwoPhase};
@@ -203,14 +205,14 @@ impl Totals {
     }
 }
 
-/// Processor time of this process, all threads, in seconds. Excludes a PostgreSQL server.
+/// Processor time of all threads of this process in seconds, without that of a PostgreSQL server.
 fn cpu_s() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Prepares the baseline: captures the rows that the requests write, and groups as many operations
-/// per transaction as the service did.
+/// Prepares the baseline: captures the rows that requests write, and groups them into transactions
+/// with as many operations as those of the service.
 async fn prepare_baseline(
     row: &GridRow,
     flows: &mut [Flow],
@@ -218,8 +220,8 @@ async fn prepare_baseline(
 ) -> anyhow::Result<Baseline> {
     let skip = USERS as usize + row.batch * row.clients;
     let group = verify::operations_per_transaction(served, skip).await?;
-    // With concurrent clients a transaction also has one request that opens holds per request that
-    // writes operations; with one client each request is its own transaction.
+    // In two-phase rows with several clients a transaction has as many requests that open holds as
+    // requests that write operations. With one client each request is a transaction.
     let requests_per_write = match row.kind == Kind::TwoPhase && row.clients > 1 {
         true => 2.0,
         false => 1.0,
@@ -235,13 +237,13 @@ async fn prepare_baseline(
     raw.baseline(rows, requests_per_transaction).await
 }
 
-/// Measures one row. `databases`: of the service, of the capture, of the baseline.
+/// Measures one row. `databases` are those of the service, the capture and the baseline.
 async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyhow::Result<Value> {
     let served = &databases[0];
     let mut client_flows = flows(args, row, row.clients, 1);
     let mut baseline_flows = flows(args, row, 1, 2);
     let node = served.start().await?;
-    // Warm-up, not measured: prepares statements and reads pages.
+    // The warm-up is not measured. It prepares statements and reads pages.
     let one = GridRow {
         operations: 1,
         ..*row
@@ -272,7 +274,7 @@ async fn measure(args: &Args, row: &GridRow, databases: &[Database; 3]) -> anyho
             Some(baseline) => baseline,
             None => baseline.insert(prepare_baseline(row, &mut baseline_flows, databases).await?),
         };
-        let transactions = baseline.left().div_ceil(ROUNDS - round_at);
+        let transactions = baseline.remaining().div_ceil(ROUNDS - round_at);
         let cpu_before_s = cpu_s();
         let (count, elapsed) = baseline.run(transactions, ROUND_MAX).await?;
         bare.cpu_s += cpu_s() - cpu_before_s;
@@ -348,8 +350,8 @@ fn print_row(row: &Value) {
 }
 
 fn minimal_schema(args: &Args, folder: &Path) -> anyhow::Result<()> {
-    let one = baseline::plain(folder, 1, 10_000)?;
-    let many = baseline::plain(folder, 500, 600)?;
+    let one = baseline::minimal_schema(folder, 1, 10_000)?;
+    let many = baseline::minimal_schema(folder, 500, 600)?;
     if args.json {
         let report = json!({ "plain": [
             { "batch": 1, "bare_ops_per_s": one.round() },

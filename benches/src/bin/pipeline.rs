@@ -1,9 +1,10 @@
-//! The whole path under an open loop: request ring, admission, matching, journal, report ring.
+//! The whole trading path under an open loop: request ring, admission, matching, journal, report
+//! ring.
 //!
-//! Requests are sent at a fixed rate regardless of the answers. Latency counts from the time at
-//! which a request *should* have been sent, so a stall delays every request after it (no
-//! coordinated omission). One client thread sends requests and reads reports. Both levels are
-//! measured: *accepted* when the answer is read, *durable* when the commit position has passed it.
+//! One client thread sends requests at a fixed rate regardless of the answers, and reads reports.
+//! Latency counts from the time at which a request is *due*, so a stall delays every request after
+//! it (no coordinated omission). A request is *accepted* when the client reads its answer and
+//! *durable* when the commit position has passed it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use types::Sequence;
 const WINDOW: usize = 1 << 16;
 /// Capacity of the client's request and report rings.
 const RING: usize = 4_096;
+/// Round trips of each round-trip measurement.
 const ROUNDS: u64 = 200_000;
 /// Maximum duration of the baseline run, in seconds.
 const BASELINE_SECONDS_MAX: u64 = 5;
@@ -78,7 +80,7 @@ struct Args {
     /// Microseconds that the idle hot thread spins before it parks.
     #[arg(long, default_value_t = 2_000)]
     spin_us: u64,
-    /// Microseconds between the starts of two large journal writes; default: the product's value
+    /// Microseconds between the starts of two large journal writes; default: the platform's value
     /// for this number of cores.
     #[arg(long)]
     gather_us: Option<u64>,
@@ -89,8 +91,8 @@ struct Args {
     /// requests per poll.
     #[arg(long, alias = "by-hand", value_name = "COMMANDS")]
     inline: Option<usize>,
-    /// Run the baseline a second time with this service time per message, in nanoseconds (for
-    /// instance the cost that `--inline` has measured): the queueing delay of any such server.
+    /// Run the baseline a second time with this service time per message in nanoseconds, for
+    /// instance the cost that `--inline` measures. Shows the queueing delay of such a server.
     #[arg(long)]
     service_ns: Option<u64>,
     /// Plot the latencies into this SVG file.
@@ -177,10 +179,9 @@ struct Results {
     durable: Histogram<u64>,
     requests: u64,
     rejected: u64,
-    /// Answered with `SubmitError`; not part of the latencies.
+    /// Requests answered by `Report::NotSubmitted`. The latencies exclude them.
     not_submitted: u64,
-    /// Failed attempts on a full request ring. The request is retried; its latency counts from its
-    /// due time.
+    /// Attempts that found the request ring full. The request is retried and keeps its due time.
     ring_full: u64,
     events: u64,
 }
@@ -191,10 +192,10 @@ struct Client {
     load: Load,
     commit: Option<Commit>,
     sent: Box<[InFlightRequest]>,
-    /// Accepted, not yet durable: sequence and due time.
+    /// Sequence and due time of the requests that are accepted and not yet durable.
     pending: VecDeque<(Sequence, u64)>,
     results: Results,
-    /// End of the warm-up: requests due earlier are not counted.
+    /// End of the warm-up. Requests due earlier are not counted.
     warm_up_end_ns: u64,
     timer: Timer,
 }
@@ -224,7 +225,6 @@ impl Client {
                         sent += 1;
                         next_due_ns = due_ns(sent);
                     }
-                    // The ring is full: the request is retried.
                     Err(SubmitError::Busy) => {
                         self.results.ring_full += 1;
                         unsent = Some(request);
@@ -232,7 +232,7 @@ impl Client {
                     Err(other) => anyhow::bail!("the node stopped: {other}"),
                 }
             }
-            answered += self.read()?;
+            answered += self.read_reports()?;
             self.read_commit();
         }
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -246,8 +246,8 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the available reports; returns the number of answers among them.
-    fn read(&mut self) -> anyhow::Result<u64> {
+    /// Reads the available reports. Returns the number of answers among them.
+    fn read_reports(&mut self) -> anyhow::Result<u64> {
         let mut answered = 0;
         let (load, sent, results) = (&mut self.load, &self.sent, &mut self.results);
         let (pending, warm_up_end_ns, timer) =
@@ -265,7 +265,7 @@ impl Client {
                     pending.push_back((stamp.sequence, request.due_ns));
                 }
                 if request.due_ns >= warm_up_end_ns {
-                    // Read per report: reading a batch takes time.
+                    // One clock reading per report, since processing a batch takes time.
                     let ns = timer.ns().saturating_sub(request.due_ns).max(1);
                     results.accepted.saturating_record(ns);
                     results.requests += 1;
@@ -312,7 +312,7 @@ impl Client {
     }
 }
 
-/// Reads the hot thread's page faults at the end of the warm-up. A separate thread reads them: the
+/// Reads the hot thread's page faults at the end of the warm-up, on a separate thread, so that the
 /// client thread makes no system call under load.
 fn page_faults_at(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
     let stats = stats.clone();
@@ -322,14 +322,14 @@ fn page_faults_at(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>>
     })
 }
 
-/// Page faults since [`page_faults_at`].
+/// Page faults of the hot thread since the reading of [`page_faults_at`].
 fn page_faults_since(at_warm_up_end: JoinHandle<Option<u64>>, stats: &Stats) -> Option<u64> {
     let before = at_warm_up_end.join().ok()??;
     Some(stats.page_faults()?.saturating_sub(before))
 }
 
-/// Assignment of threads to cores.
-fn threads(args: &Args, cores: usize) -> String {
+/// Describes the assignment of threads to cores.
+fn describe_threads(args: &Args, cores: usize) -> String {
     let engines = match args.layout {
         LayoutArg::Fused => format!("hot thread with all engines on core {}", args.hot_core),
         LayoutArg::Shared => format!(
@@ -364,10 +364,10 @@ fn main() -> anyhow::Result<()> {
     };
     let dir = folder.path().join("journal");
     if let Some(commands) = args.inline {
-        return inline(&args, &dir, commands);
+        return run_inline(&args, &dir, commands);
     }
-    // A thread inherits its creator's core: the journal's thread is created before the client pins
-    // itself.
+    // A thread inherits the affinity of its creator. The node creates the journal's thread, so this
+    // thread is pinned to the journal's core first and to the client's core afterwards.
     if let Some(core) = args.journal_core {
         hop::pin(core);
     }
@@ -380,7 +380,7 @@ fn main() -> anyhow::Result<()> {
     let mut ring = node.port().rings(RING, Arc::default())?;
     let load = Load::open(&node.port(), &mut ring, args.instruments, args.seed)
         .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
-    let threads = threads(&args, cores);
+    let threads = describe_threads(&args, cores);
     if !args.json {
         println!("{threads}");
         println!(
@@ -393,7 +393,7 @@ fn main() -> anyhow::Result<()> {
             args.seed
         );
     }
-    // Waits until the hot thread has parked: the echo uses its core.
+    // Lets the hot thread park, since the echo uses its core.
     std::thread::sleep(Duration::from_millis(20));
     let before = ping_pong(args.hot_core, ROUNDS);
     let hop_before = ring_hop(args.hot_core, ROUNDS);
@@ -528,8 +528,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the path on the calling thread.
-fn inline(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
+/// Measures the path in the single-threaded driver (`--inline`).
+fn run_inline(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
     let mut config = Config::new(dir);
     config.layout = Layout::Fused;
     let backlog = Arc::new(Backlog::new(Bounds::NONE));
@@ -563,22 +563,23 @@ fn inline(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result
     Ok(())
 }
 
-/// How the number of cores affects the figures above.
+/// Explains how the number of cores affects the figures.
 fn core_count_note(cores: usize, no_journal: bool) -> &'static str {
     match (cores, no_journal) {
         (..=2, true) => {
-            "two cores: client and hot thread have one each; any other thread takes time from one of them \
-            and appears in the tail, and in that of a thread that only reads the clock."
+            "two cores: client and hot thread have one each. Any other thread takes time from one of them. \
+            It lengthens the tail, and that of a thread that only reads the clock."
         }
         (..=2, false) => {
-            "two cores: client and hot thread spin on one each, and the journal's thread takes its time \
-            from one of them: its work per write bounds the tail from below. A third core removes that."
+            "two cores: client and hot thread spin on one each, and the journal's thread takes time from \
+            one of them. Its work per write is a lower bound of the tail. A third core avoids that."
         }
         (3, _) => {
-            "three cores: client, hot thread and journal have one each; engines share the hot thread's."
+            "three cores: client, hot thread and journal have one each. Engines share the hot thread's core."
         }
         _ => {
-            "four cores or more: every spinning thread has one, so the layouts shared and pinned may be faster."
+            "four cores or more: each spinning thread can have a core, so the layouts shared and pinned \
+            may be faster."
         }
     }
 }

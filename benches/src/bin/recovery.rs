@@ -1,9 +1,9 @@
-//! Restart time: journals commands with snapshots made by the node's snapshot service, then
-//! restarts the node. The same journal is also replayed from its first record: all three must reach
+//! Restart time of a node. Journals commands while the replica writes snapshots, restarts the node,
+//! and replays the journal from its first record. Live node, restarted node and replay must have
 //! the same state hash.
 //!
-//! All files are read from the system's page cache, which contains what was just written: a cold
-//! start adds the time to read snapshot and journal.
+//! The files have just been written, so the system's page cache contains them. A cold start
+//! additionally reads snapshot and journal from the disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use admission::Request;
 use anyhow::{Context, ensure};
-use benches::load::{Load, wait};
+use benches::load::{Load, block_on};
 use clap::Parser;
 use replica::LiveReplica;
 use sequencer::{
@@ -20,9 +20,10 @@ use sequencer::{
 };
 use types::{NodeId, Sequence};
 
-/// Most requests in flight.
+/// Maximum number of requests in flight.
 const WINDOW: usize = 4_096;
-/// Most accepted commands that are not durable; below the bound of the journal's buffer.
+/// Maximum number of accepted commands that are not durable, below the bound of the journal's
+/// buffer.
 const UNDURABLE_MAX: u64 = 50_000;
 
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
@@ -34,7 +35,7 @@ struct Args {
     /// Commands in the journal.
     #[arg(long, default_value_t = 10_000_000)]
     commands: u64,
-    /// Commands between two snapshots: the most that a restart replays.
+    /// Commands between two snapshots, and so the maximum that a restart replays.
     #[arg(long, default_value_t = 1_000_000)]
     every: u64,
     #[arg(long, default_value_t = 1)]
@@ -57,7 +58,7 @@ fn start(dir: &Path) -> anyhow::Result<SequencerHandle> {
     Ok(SequencerHandle::start(Config::new(dir), backlog)?)
 }
 
-/// Sends the load as fast as the node accepts it, until `commands` are journalled.
+/// Sends the load as fast as the node accepts it until `commands` are durable.
 fn fill(
     handle: &SequencerHandle,
     front: &mut RingPort,
@@ -81,13 +82,13 @@ fn fill(
                 Err(other) => anyhow::bail!("the node stopped: {other}"),
             }
         }
-        read(front, load, &mut answered, &mut last)?;
+        read_reports(front, load, &mut answered, &mut last)?;
     }
-    wait(commit.wait(last)).context("waiting for the journal")?;
+    block_on(commit.wait(last)).context("waiting for the journal")?;
     Ok(())
 }
 
-fn read(
+fn read_reports(
     front: &mut RingPort,
     load: &mut Load,
     answered: &mut u64,
@@ -103,19 +104,19 @@ fn read(
     Ok(())
 }
 
-fn state(port: &Port) -> anyhow::Result<(Sequence, u64, usize)> {
-    let looked = wait(port.inspect(|core| {
+fn node_state(port: &Port) -> anyhow::Result<(Sequence, u64, usize)> {
+    let inspected = block_on(port.inspect(|core| {
         (
             core.sequence(),
             core.state_hash(),
             core.admission().orders().count(),
         )
     }));
-    looked.map_err(|error| anyhow::anyhow!("the node stopped: {error}"))
+    inspected.map_err(|error| anyhow::anyhow!("the node stopped: {error}"))
 }
 
-/// Total size of the files in a folder with this extension.
-fn bytes(dir: &Path, ending: &str) -> anyhow::Result<u64> {
+/// Total size in bytes of the files with this extension in a folder.
+fn total_bytes(dir: &Path, ending: &str) -> anyhow::Result<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -154,10 +155,11 @@ fn main() -> anyhow::Result<()> {
     let fill_s = filling.elapsed().as_secs_f64();
     load.close(&handle.port())
         .map_err(|error| anyhow::anyhow!("cannot close the sessions: {error}"))?;
-    let (last, live, open) = state(&handle.port())?;
-    wait(handle.commit().wait(last)).context("waiting for the journal")?;
+    let (last, live, open) = node_state(&handle.port())?;
+    block_on(handle.commit().wait(last)).context("waiting for the journal")?;
 
-    // The replica lags after the load; wait for its last snapshot.
+    // The replica lags after the load. Waits until the newest snapshot is at most `every` commands
+    // old.
     let snapshots = journal::Snapshots::new(&dir.join("snapshots"));
     let wanted = last.get().saturating_sub(args.every);
     let waiting = Instant::now();
@@ -175,16 +177,16 @@ fn main() -> anyhow::Result<()> {
     let lag_s = waiting.elapsed().as_secs_f64();
     drop(replica);
     handle.stop();
-    let journal_bytes = bytes(&dir, "log")?;
+    let journal_bytes = total_bytes(&dir, "log")?;
     let snapshot_bytes =
-        bytes(&dir.join("snapshots"), "snap")? / snapshots.sequences()?.len().max(1) as u64;
+        total_bytes(&dir.join("snapshots"), "snap")? / snapshots.sequences()?.len().max(1) as u64;
     let snapshot = snapshots.sequences()?.last().copied().unwrap_or(snapshot);
 
     let starting = Instant::now();
-    let again = start(&dir)?;
+    let restarted_node = start(&dir)?;
     let restart_s = starting.elapsed().as_secs_f64();
-    let (recovered, restarted, _) = state(&again.port())?;
-    again.stop();
+    let (recovered, restarted, _) = node_state(&restarted_node.port())?;
+    restarted_node.stop();
     ensure!(
         (recovered, restarted) == (last, live),
         "restarted at {recovered:?} with {restarted:#x}, stopped at {last:?} with {live:#x}"

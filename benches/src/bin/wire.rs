@@ -1,6 +1,6 @@
-//! Orders over the wire of a running platform, from a spinning client: *accepted* and *durable*
-//! latency with one request in flight, durable requests per second of a generated flow with many in
-//! flight, and an echo over the same transport for comparison.
+//! Orders from a spinning client over QUIC to a running platform. Measures *accepted* and *durable*
+//! latency with one request in flight, durable requests per second of an order flow with many
+//! requests in flight, and an echo over the same transport as the baseline.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,19 +23,21 @@ use sequencer::inspect::Folder;
 use types::{InstrumentIx, Side};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
-/// Initial roubles per member; half goes into the trading hold.
+/// Initial roubles per member. Half of them become the trading hold.
 const INITIAL_ROUBLES: u64 = 20_000_000_000;
 /// Initial instrument units per member of the flow.
 const INITIAL_UNITS: u64 = 400_000_000;
-/// Price of the closed loop: low enough that no order trades and the hold is never exhausted.
+/// Price of the orders of the closed loop. It is low enough that no order trades and the hold
+/// always suffices.
 const PRICE_TICKS: i64 = 100;
-/// Echo payload: bytes of a request, and of its responses until it is durable.
+/// Bytes of a request in the echo: those of a `NewOrder`.
 const REQUEST_BYTES: usize = 55;
+/// Bytes of a response in the echo: those of `Accepted` and `OrderAck`.
 const RESPONSE_BYTES: usize = 46 + 99;
 /// Writes in the durable-write baseline.
 const BASELINE_WRITES: u64 = 4_000;
 
-/// Latency and throughput of the trading protocol.
+/// Measures latency and throughput of the trading protocol.
 #[derive(Parser)]
 struct Args {
     /// RPC port of the platform.
@@ -44,13 +46,13 @@ struct Args {
     /// Trading port of the platform.
     #[arg(long, default_value = "127.0.0.1:8090")]
     trading: SocketAddr,
-    /// Data folder of the platform, for its certificate and its process.
+    /// Data folder of the platform, to find its certificate fingerprint, process and journal.
     #[arg(long, default_value = "data")]
     data_dir: PathBuf,
-    /// Requests of the closed loop: one in flight at a time.
+    /// Requests of the closed loop, which has one request in flight.
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
-    /// Members that send the flow. With fewer, self-trade prevention takes more of the trades.
+    /// Members that send the flow. With fewer members, self-trade prevention prevents more trades.
     #[arg(long, default_value_t = 31)]
     users: u16,
     /// Sessions per member; at most 63 in total.
@@ -71,8 +73,8 @@ struct Args {
     /// Replay the run's journal in the reference book and compare every trade.
     #[arg(long = "judge")]
     verify: bool,
-    /// File with a flow in the `XFLOW001` format; the run ends at its last request at the latest.
-    /// Default: a generated flow.
+    /// File with a flow in the `XFLOW001` format; default: a generated flow. The run ends with the
+    /// last request of the flow at the latest.
     #[arg(long)]
     file: Option<PathBuf>,
     /// Number of requests in a generated flow.
@@ -104,7 +106,7 @@ fn cancel(id: u64) -> ClientMessage {
     .into()
 }
 
-/// Odd numbers: a new order. Even numbers: the cancel of the order before.
+/// Request of the closed loop: a new order for an odd number, its cancel for the next even number.
 fn request(instrument: u32, number: u64) -> ClientMessage {
     match number % 2 {
         1 => order(instrument, number.div_ceil(2)),
@@ -112,7 +114,8 @@ fn request(instrument: u32, number: u64) -> ClientMessage {
     }
 }
 
-/// One request in flight: each is sent after the durable answer to the previous one.
+/// Sends each request after the durable answer to the previous one. Returns the latencies to
+/// *accepted* and *durable* in nanoseconds.
 fn closed_loop(
     connection: &mut Connection,
     instrument: u32,
@@ -161,7 +164,7 @@ fn percentiles(histogram: &Histogram<u64>) -> serde_json::Value {
 fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     let per_s = counts.durable as f64 / counts.seconds;
     let max_of = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-    // Counted from the first sample, one second into the flow.
+    // The first sample is taken one second into the flow.
     let growth = |of: fn(&Sample) -> f64| match samples {
         [first, .., last] => of(last) - of(first),
         _ => 0.0,
@@ -170,11 +173,11 @@ fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         [first, .., last] => last.at.duration_since(first.at).as_secs_f64(),
         _ => f64::INFINITY,
     };
-    // The processed rate of a follower is the arrival rate minus the growth of its lag.
+    // A follower processes records at the arrival rate minus the growth of its lag.
     let processed_per_s =
         |of: fn(&Sample) -> f64| (per_s - growth(of) / sampled_s).max(0.0).round();
     let trades_per_s = (counts.trades as f64 / counts.seconds).max(1.0);
-    // Not yet in the ledger, then not yet final.
+    // Time to post the records that are not in the ledger, plus time to finalize the posted trades.
     let settlement_lag_s = |s: &Sample| s.settlement_lag / per_s + s.trades_pending / trades_per_s;
     let lags_ms: Vec<f64> = samples
         .iter()
@@ -195,7 +198,8 @@ fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
     })
 }
 
-/// Creates one member for the closed loop, then the members of the flow, which also get units.
+/// Creates one member for the closed loop and `count` members of the flow. The latter also get
+/// units.
 fn members(platform: &PlatformClient, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
     let users = (0..=count)
         .map(|_| platform.member(INITIAL_ROUBLES))
@@ -216,7 +220,7 @@ fn main() -> anyhow::Result<()> {
         args.users * args.sessions < 64,
         "--users x --sessions must be at most 63 (channels per connection)"
     );
-    // Read before this thread is pinned: afterwards it would be 1.
+    // After this thread is pinned, the result would be 1.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = settings::of_platform(&args.data_dir)?;
     let platform = PlatformClient { address: args.rpc };
@@ -287,6 +291,7 @@ fn main() -> anyhow::Result<()> {
         }
         false => None,
     };
+    // One response: the second one has no bytes.
     let response_bytes = [RESPONSE_BYTES, 0];
     let echoed = echo::run(args.echo_core, REQUEST_BYTES, response_bytes, args.requests)?;
     let net = baselines::net(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
@@ -297,7 +302,7 @@ fn main() -> anyhow::Result<()> {
     let mut line = serde_json::json!({
         "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
                   "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
-                  "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
+                  "mix": "47 % orders that rest, 38 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
         "layout": settings.layout,
         "bounds": status.bounds,

@@ -1,7 +1,9 @@
-//! Baseline of the ledger: captured rows written by bare statements, without a service. The same
-//! file with its indexes, checks and triggers, the same connection settings, many rows per
-//! statement, one update per changed row, as many operations per transaction as the service. Rows
-//! are created, and changes netted, before the clock runs.
+//! Baseline of the ledger on SQLite: bare statements write the captured rows without a service.
+//!
+//! File, indexes, checks, triggers and connection settings are those of the service. A statement
+//! inserts up to 256 rows. Each changed row is updated once per transaction. A transaction has as
+//! many operations as one of the service. Rows and net changes are computed before the clock
+//! starts.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,15 +14,16 @@ use rusqlite::{Connection, TransactionBehavior, params_from_iter, types::Value};
 use super::capture::{Captured, Rows, Table};
 use crate::load::Random;
 
-/// Rows per INSERT, largest first: the remainder uses the next smaller sizes.
+/// Rows per INSERT, largest first. Rows that do not fill a statement use the next smaller sizes.
 const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
 
 /// Writes to one table in one transaction.
 pub(super) struct Write {
+    /// Index of the table.
     pub table: usize,
-    /// Index of the size, and the values of all its rows.
+    /// Per statement: index in [`SIZES`], and the values of all rows.
     pub inserts: Vec<(usize, Vec<Value>)>,
-    /// Changed columns, then the key.
+    /// Per row: values of the changed columns, then of the key.
     pub updates: Vec<Vec<Value>>,
 }
 
@@ -29,7 +32,7 @@ struct Sql {
     update: String,
 }
 
-/// Bare statements ready to run.
+/// Prepared transactions of bare statements.
 pub struct Baseline {
     db: Connection,
     sql: Vec<Sql>,
@@ -38,23 +41,23 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// `merge`: requests per transaction.
+    /// Prepares the transactions, `merge` requests each.
     ///
     /// # Errors
     /// The file cannot be opened.
     pub fn new(folder: &Path, captured: Captured, merge: usize) -> anyhow::Result<Self> {
         let db = open(&folder.join("ledger.sqlite"))?;
-        Self::on(db, captured, merge)
+        Self::from_connection(db, captured, merge)
     }
 
-    fn on(db: Connection, captured: Captured, merge: usize) -> anyhow::Result<Self> {
+    fn from_connection(db: Connection, captured: Captured, merge: usize) -> anyhow::Result<Self> {
         let count = captured.requests.len().div_ceil(merge);
         let operations = captured.operations as f64 / count as f64;
         let mut transactions = Vec::with_capacity(count);
         let mut requests = captured.requests.into_iter().peekable();
         while requests.peek().is_some() {
             let group: Vec<Vec<Rows>> = requests.by_ref().take(merge).collect();
-            transactions.push(net(&captured.tables, group));
+            transactions.push(net_writes(&captured.tables, group));
         }
         db.set_prepared_statement_cache_capacity(256);
         Ok(Self {
@@ -65,18 +68,18 @@ impl Baseline {
         })
     }
 
-    /// Transactions not yet run.
-    pub fn left(&self) -> usize {
+    /// Number of transactions that have not run.
+    pub fn remaining(&self) -> usize {
         self.transactions.len()
     }
 
-    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
+    /// Runs up to `transactions` transactions within `limit`. Returns operations and time.
     ///
     /// # Errors
     /// The store rejects a row.
     pub fn run(&mut self, transactions: usize, limit: Duration) -> anyhow::Result<(f64, Duration)> {
-        // Dropped after the clock has stopped. Transactions after the limit stay queued: blocks of
-        // the audit chain are consecutive.
+        // Executed writes are dropped after the clock has stopped. Transactions beyond the limit
+        // stay queued, because blocks of the audit chain must be consecutive.
         let mut done: Vec<Vec<Write>> = Vec::with_capacity(transactions);
         let began = Instant::now();
         while done.len() < transactions && began.elapsed() <= limit {
@@ -145,8 +148,8 @@ fn statements(table: &Table) -> Sql {
     }
 }
 
-/// Writes of one transaction: each changed row once, in its final state.
-pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
+/// Nets the writes of several requests into one transaction: each row once, in its final state.
+pub(super) fn net_writes(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
     let mut rows: Vec<Rows> = tables.iter().map(|_| Rows::default()).collect();
     for request in requests {
         for (all, mut own) in rows.iter_mut().zip(request) {
@@ -164,7 +167,7 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
                     .map(|key| format!("{:?}", row[*key]))
                     .collect()
             };
-            // A row inserted and updated in one transaction is written once.
+            // A row that is inserted and updated in one transaction is only inserted.
             let mut made: HashMap<Vec<String>, usize> = HashMap::new();
             for (at, row) in rows.inserted.iter().enumerate() {
                 made.insert(key(row), at);
@@ -204,16 +207,16 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
         .collect()
 }
 
-/// Accounts of [`plain`].
-const PLAIN_ACCOUNTS: u64 = 10_000;
+/// Accounts of [`minimal_schema`].
+const MINIMAL_ACCOUNTS: u64 = 10_000;
 
-/// The same statements on a ledger of three tables of integers, to compare this baseline with
-/// others: `batch` operations of two entries per transaction, an update per account. Returns
-/// operations per second.
+/// Runs the same statements on a minimal schema of three tables of integers, to compare this
+/// baseline with published figures. A transaction has `batch` operations of two entries and one
+/// update per changed account. Returns operations per second.
 ///
 /// # Errors
 /// The store rejects a statement.
-pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result<f64> {
+pub fn minimal_schema(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result<f64> {
     std::fs::create_dir_all(folder)?;
     let db = open(&folder.join(format!("plain-{batch}.sqlite")))?;
     db.execute_batch(
@@ -227,13 +230,14 @@ pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result
          INSERT INTO account SELECT id, 1000000000 FROM n;",
     )?;
     let mut random = Random::new(1);
-    let mut balances = vec![1_000_000_000_i64; PLAIN_ACCOUNTS as usize];
+    let mut balances = vec![1_000_000_000_i64; MINIMAL_ACCOUNTS as usize];
     let mut id = 0;
     let requests = (0..transactions).map(|_| {
         let mut tables: Vec<Rows> = (0..3).map(|_| Rows::default()).collect();
         for _ in 0..batch {
-            let from = random.below(PLAIN_ACCOUNTS) as i64;
-            let to = (from + 1 + random.below(PLAIN_ACCOUNTS - 1) as i64) % PLAIN_ACCOUNTS as i64;
+            let from = random.below(MINIMAL_ACCOUNTS) as i64;
+            let to =
+                (from + 1 + random.below(MINIMAL_ACCOUNTS - 1) as i64) % MINIMAL_ACCOUNTS as i64;
             let amount = 1 + random.below(1_000) as i64;
             tables[1]
                 .inserted
@@ -266,6 +270,7 @@ pub fn plain(folder: &Path, batch: usize, transactions: usize) -> anyhow::Result
         ],
         operations: batch * transactions,
     };
-    let (operations, elapsed) = Baseline::on(db, captured, 1)?.run(transactions, Duration::MAX)?;
+    let (operations, elapsed) =
+        Baseline::from_connection(db, captured, 1)?.run(transactions, Duration::MAX)?;
     Ok(operations / elapsed.as_secs_f64())
 }

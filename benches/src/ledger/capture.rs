@@ -1,6 +1,6 @@
-//! Captures the rows that the service writes: triggers on its tables copy each inserted and each
-//! updated row, and the end of every request is recorded. So the bare statements write the same
-//! rows whatever the schema is.
+//! Captures the rows that the service writes. Triggers on its tables copy each inserted and updated
+//! row, and the last copy of each request is recorded. The bare statements therefore write the same
+//! rows under any schema.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use rusqlite::{Connection, types::Value};
 
 use super::{flow::Request, node::Node};
 
-/// Tables in dependency order; others follow.
-pub(super) const ORDER: [&str; 7] = [
+/// Tables in the order of their foreign keys. Other tables follow by name.
+pub(super) const TABLE_ORDER: [&str; 7] = [
     "instruments",
     "users",
     "accounts",
@@ -45,8 +45,8 @@ pub struct Captured {
     pub operations: usize,
 }
 
-/// Sends the requests one after the other to a ledger started on the folder, and records the rows
-/// of each, until no requests or no time are left.
+/// Starts a ledger on the folder, sends it the requests one after the other for up to `limit`, and
+/// returns the rows that each request wrote.
 ///
 /// # Errors
 /// The ledger refuses a request, or its file cannot be read.
@@ -75,7 +75,7 @@ pub async fn capture(
         ends.push(
             tables
                 .iter()
-                .map(|table| last(&db, table))
+                .map(|table| last_rowid(&db, table))
                 .collect::<Result<Vec<i64>, _>>()?,
         );
     }
@@ -85,7 +85,7 @@ pub async fn capture(
         .map(|_| tables.iter().map(|_| Rows::default()).collect())
         .collect();
     for (place, table) in tables.iter_mut().enumerate() {
-        read(&db, place, table, &ends, &mut requests)?;
+        read_rows(&db, place, table, &ends, &mut requests)?;
     }
     Ok(Captured {
         tables,
@@ -103,8 +103,8 @@ fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
         .query_map([], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
     names.sort_by_key(|name| {
-        let place = ORDER.iter().position(|known| known == name);
-        (place.unwrap_or(ORDER.len()), name.clone())
+        let place = TABLE_ORDER.iter().position(|known| known == name);
+        (place.unwrap_or(TABLE_ORDER.len()), name.clone())
     });
     names
         .into_iter()
@@ -128,7 +128,8 @@ fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
         .collect()
 }
 
-/// `written` is 0 for an insert and a bit per changed column for an update.
+/// Table and triggers that capture the writes of a table. `written` is 0 for an insert. For an
+/// update it has a bit per changed column.
 fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let all = columns.join(", ");
@@ -152,7 +153,7 @@ fn triggers(table: &Table) -> String {
     )
 }
 
-fn last(db: &Connection, table: &Table) -> rusqlite::Result<i64> {
+fn last_rowid(db: &Connection, table: &Table) -> rusqlite::Result<i64> {
     let sql = format!(
         "SELECT COALESCE(MAX(rowid), 0) FROM captured_{}",
         table.name
@@ -160,7 +161,7 @@ fn last(db: &Connection, table: &Table) -> rusqlite::Result<i64> {
     db.prepare_cached(&sql)?.query_row([], |row| row.get(0))
 }
 
-fn read(
+fn read_rows(
     db: &Connection,
     place: usize,
     table: &mut Table,
@@ -180,7 +181,7 @@ fn read(
         while ends.get(request).is_some_and(|ends| ends[place] < rowid) {
             request += 1;
         }
-        // Rows that background tasks wrote after the last answer belong to no request.
+        // Background tasks wrote these rows after the last answer.
         let Some(of) = requests.get_mut(request) else {
             break;
         };

@@ -1,5 +1,4 @@
-//! Database of a benchmark ledger: a folder with its SQLite file, or a folder for its event log and
-//! a PostgreSQL database.
+//! Database of a benchmark ledger on SQLite or PostgreSQL, and its folder.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,13 +13,15 @@ use super::{
     postgres::{self, PostgresDatabase},
 };
 
+/// Store of a ledger.
 pub struct Database {
+    /// Folder of the event log and, on SQLite, of the store.
     pub folder: PathBuf,
     postgres: Option<PostgresDatabase>,
 }
 
 impl Database {
-    /// An empty ledger. `server`: a URL of PostgreSQL; none: SQLite.
+    /// Creates an empty ledger: on the PostgreSQL server with this URL, on SQLite without one.
     ///
     /// # Errors
     /// The server cannot create a database.
@@ -32,7 +33,7 @@ impl Database {
         Ok(Self { folder, postgres })
     }
 
-    /// A copy of a closed ledger.
+    /// Copies a closed ledger.
     ///
     /// # Errors
     /// The copy fails.
@@ -66,7 +67,7 @@ impl Database {
         Node::start(&self.folder, &url).await
     }
 
-    /// Runs a query for one number: the statement of either database.
+    /// Runs the statement of the store in use, which returns one number.
     ///
     /// # Errors
     /// The query fails.
@@ -81,8 +82,8 @@ impl Database {
         }
     }
 
-    /// Waits up to `at_most` until the relay has drained the outbox; returns the events in it at
-    /// the call and the time taken.
+    /// Waits up to `at_most` until the relay has drained the outbox. Returns the number of events
+    /// in it at the call and the time taken.
     ///
     /// # Errors
     /// The query fails.
@@ -102,7 +103,7 @@ impl Database {
         Ok((first, began.elapsed()))
     }
 
-    /// Captures the rows that these requests write.
+    /// Captures the rows that these requests write within `limit`.
     ///
     /// # Errors
     /// The ledger refuses a request, or its rows cannot be read.
@@ -117,7 +118,7 @@ impl Database {
         }
     }
 
-    /// Bare statements that write such rows, `merge` requests per transaction.
+    /// Prepares bare statements that write the captured rows, `merge` requests per transaction.
     ///
     /// # Errors
     /// The store cannot be opened.
@@ -130,7 +131,7 @@ impl Database {
         })
     }
 
-    /// Removes the server's database; the owner removes the folder.
+    /// Drops the PostgreSQL database. The caller removes the folder.
     ///
     /// # Errors
     /// The server refuses.
@@ -150,15 +151,15 @@ pub enum Baseline {
 }
 
 impl Baseline {
-    /// Transactions not yet run.
-    pub fn left(&self) -> usize {
+    /// Number of transactions that have not run.
+    pub fn remaining(&self) -> usize {
         match self {
-            Baseline::Sqlite(baseline) => baseline.left(),
-            Baseline::Postgres(baseline) => baseline.left(),
+            Baseline::Sqlite(baseline) => baseline.remaining(),
+            Baseline::Postgres(baseline) => baseline.remaining(),
         }
     }
 
-    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
+    /// Runs up to `transactions` transactions within `limit`. Returns operations and time.
     ///
     /// # Errors
     /// The store rejects a row.
@@ -177,6 +178,6 @@ impl Baseline {
 fn copy_file(from: &Path, to: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(to)?;
     let file = "ledger.sqlite";
-    std::fs::copy(from.join(file), to.join(file)).context("the seeded ledger")?;
+    std::fs::copy(from.join(file), to.join(file)).context("cannot copy the seeded ledger")?;
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! Seeded requests for the ledger: `CreateOperations`, each operation with its own idempotency key
-//! and two or more postings.
+//! Seeded `CreateOperations` requests. Each operation has its own idempotency key and one or more
+//! postings.
 //!
-//! One-phase: money moves at once. Two-phase: a request opens a hold per operation, the next one of
-//! the same client consumes them. An operation counts once, when its postings are written.
+//! One-phase: a request writes the postings. Two-phase: a request opens a hold per operation, and
+//! the next request of the client consumes the holds. An operation counts when its postings are
+//! written.
 
 use proto::common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext};
 use proto::ledger::v1::{
@@ -12,23 +13,23 @@ use uuid::Uuid;
 
 use crate::load::Random;
 
-/// Users with money; each has one sub-account.
+/// Users with money. Each has one sub-account.
 pub const USERS: u64 = 10_000;
-/// Initial minor units of each user.
+/// Initial balance of each user in minor units.
 const START_MINOR: u64 = 1_000_000_000;
 const AMOUNT_MINOR_MAX: u64 = 1_000;
 pub const INSTRUMENT: &str = types::CFA_RUB;
 const RESERVE: &str = "system:reserve:CFA-RUB";
-/// The house account: the credit side of all postings when accounts are hot.
+/// The house account: the credit side of all postings with [`Accounts::Hot`].
 const HOUSE: &str = "system:fees:CFA-RUB";
 /// Users credited per seeding request.
 const SEED_BATCH: u64 = 5_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounts {
-    /// Both sides drawn from all users.
+    /// Both sides of a posting are random users.
     Uniform,
-    /// One house account on one side of every posting.
+    /// Every posting credits the house account.
     Hot,
 }
 
@@ -80,14 +81,15 @@ impl Flow {
         }
     }
 
-    /// The next requests, which write this many operations: one, or for two phases a pair.
+    /// The next requests, which together write this many operations: one request, or two for
+    /// [`Kind::TwoPhase`].
     pub fn next(&mut self, operations: usize) -> Vec<Request> {
         let news: Vec<NewOperation> = (0..operations).map(|_| self.operation()).collect();
         let mut requests = Vec::with_capacity(2);
         if self.kind == Kind::TwoPhase {
             let message = CreateOperationsRequest {
-                hold_steps: news.iter().map(open).collect(),
-                ..request()
+                hold_steps: news.iter().map(open_hold).collect(),
+                ..empty_request()
             };
             requests.push(Request {
                 message,
@@ -96,7 +98,7 @@ impl Flow {
         }
         let message = CreateOperationsRequest {
             operations: news,
-            ..request()
+            ..empty_request()
         };
         requests.push(Request {
             message,
@@ -111,7 +113,7 @@ impl Flow {
 
     fn operation(&mut self) -> NewOperation {
         let from = self.user();
-        let hold_id = (self.kind == Kind::TwoPhase).then(fresh);
+        let hold_id = (self.kind == Kind::TwoPhase).then(new_id);
         let postings = (0..self.postings)
             .map(|_| {
                 let credit = match self.accounts {
@@ -130,7 +132,7 @@ impl Flow {
 }
 
 /// Requests that fund every user.
-pub fn seeding() -> impl Iterator<Item = CreateOperationsRequest> {
+pub fn seed_requests() -> impl Iterator<Item = CreateOperationsRequest> {
     (0..USERS)
         .step_by(SEED_BATCH as usize)
         .map(|from| CreateOperationsRequest {
@@ -140,7 +142,7 @@ pub fn seeding() -> impl Iterator<Item = CreateOperationsRequest> {
                     operation(OperationType::Deposit, &user(number), vec![credit])
                 })
                 .collect(),
-            ..request()
+            ..empty_request()
         })
 }
 
@@ -152,7 +154,7 @@ fn subaccount(number: u64) -> String {
     format!("user-{number:05}:{INSTRUMENT}")
 }
 
-fn fresh() -> String {
+fn new_id() -> String {
     Uuid::now_v7().to_string()
 }
 
@@ -165,12 +167,12 @@ fn money(minor: u64) -> MonetaryAmount {
     }
 }
 
-fn request() -> CreateOperationsRequest {
+fn empty_request() -> CreateOperationsRequest {
     CreateOperationsRequest {
         context: Some(RequestContext {
-            request_id: fresh(),
-            correlation_id: fresh(),
-            idempotency_key: fresh(),
+            request_id: new_id(),
+            correlation_id: new_id(),
+            idempotency_key: new_id(),
             source: "benches".to_owned(),
             ..RequestContext::default()
         }),
@@ -183,7 +185,7 @@ fn operation(kind: OperationType, user_id: &str, postings: Vec<Posting>) -> NewO
         operation: Some(Operation {
             r#type: kind as i32,
             user_id: user_id.to_owned(),
-            idempotency_key: fresh(),
+            idempotency_key: new_id(),
             ..Operation::default()
         }),
         postings,
@@ -200,8 +202,8 @@ fn posting(debit: String, credit: String, minor: u64, hold_id: Option<String>) -
     }
 }
 
-/// The hold that an operation draws on, over all of its postings.
-fn open(new: &NewOperation) -> HoldStep {
+/// Opens the hold that an operation consumes: the sum of its postings.
+fn open_hold(new: &NewOperation) -> HoldStep {
     let of = &new.postings[0];
     let minor = new.postings.iter().map(minor_of).sum();
     let hold = Hold {

@@ -1,5 +1,4 @@
-//! Parts of the ledger benchmark: its load, the service under load, the bare statements, the
-//! verification.
+//! The ledger benchmark: load, service under load, bare statements and verification.
 
 pub mod baseline;
 pub mod capture;

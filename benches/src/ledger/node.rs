@@ -1,5 +1,5 @@
-//! The ledger as in a node: its own store and event log in a folder, relay and sweeper running with
-//! the committer, called through the contract by clients in the same process.
+//! A ledger as in a node: with its own store and event log, relay and sweeper. Clients in the same
+//! process call it through its contract.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +36,8 @@ pub struct Measured {
 }
 
 impl Node {
-    /// Opens or creates the store. `url`: rows are in PostgreSQL; empty: rows are in the folder.
+    /// Starts a ledger and creates its store if there is none. The store is the PostgreSQL database
+    /// at `url`, or SQLite in the folder if `url` is empty.
     ///
     /// # Errors
     /// Store or log cannot be opened.
@@ -48,8 +49,9 @@ impl Node {
             ..LedgerConfig::default()
         };
         let shutdown = CancellationToken::new();
-        let unknown = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
-        let deps = LedgerDeps::new(Arc::new(log.clone()), unknown);
+        // No CFA service: the load has no on-chain operations.
+        let cfa = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+        let deps = LedgerDeps::new(Arc::new(log.clone()), cfa);
         let handle = ledger::start(config, deps, shutdown.clone()).await?;
         let slot = rpc::LocalSlot::new();
         slot.fill(rpc::with_auth(
@@ -74,14 +76,14 @@ impl Node {
     /// # Errors
     /// The ledger refuses a request.
     pub async fn seed(&self) -> anyhow::Result<()> {
-        for request in flow::seeding() {
+        for request in flow::seed_requests() {
             self.client().create_operations(request).await?;
         }
         Ok(())
     }
 
-    /// Sends the requests of all clients concurrently, one request of a client at a time, until no
-    /// requests or no time are left.
+    /// Sends the requests of all clients for up to `limit`. Clients run concurrently, each with one
+    /// request in flight.
     ///
     /// # Errors
     /// A request is refused.
@@ -111,7 +113,7 @@ impl Node {
         })
     }
 
-    /// Trial balance, as computed by the ledger.
+    /// Reads the ledger's trial balance.
     ///
     /// # Errors
     /// The ledger does not answer.
@@ -148,7 +150,11 @@ async fn run_client(
         let answer = client.create_operations(request.message).await?;
         latency.saturating_record(sent.elapsed().as_nanos().max(1) as u64);
         let outcomes = answer.into_inner().outcomes.len();
-        anyhow::ensure!(outcomes == request.operations, "{outcomes} outcomes");
+        anyhow::ensure!(
+            outcomes == request.operations,
+            "{outcomes} outcomes, expected {}",
+            request.operations
+        );
         operations += request.operations;
     }
     Ok((latency, operations))

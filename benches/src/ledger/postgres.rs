@@ -1,6 +1,8 @@
-//! The PostgreSQL variants: the benchmark's own databases, captured rows, and bare statements that
-//! write them. Rows are passed as text, one array per column, so that this code is independent of
-//! the schema; the server casts them.
+//! The ledger benchmark on PostgreSQL: its databases, the captured rows, and bare statements that
+//! write them.
+//!
+//! Rows are passed as text, one array per column, and the server casts them. This code is therefore
+//! independent of the schema.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +13,19 @@ use sqlx::{
     postgres::{PgConnectOptions, PgRow},
 };
 
-use super::baseline::{Write, net};
-use super::capture::{Captured, ORDER, Rows, Table};
+use super::baseline::{Write, net_writes};
+use super::capture::{Captured, Rows, TABLE_ORDER, Table};
 use super::flow::Request;
 use super::node::Node;
 
-/// A database of this run; dropped by [`PostgresDatabase::drop`].
+/// A database of this run. [`PostgresDatabase::drop`] drops it.
 pub struct PostgresDatabase {
     server: String,
     name: String,
 }
 
 impl PostgresDatabase {
-    /// An empty database on the server of the URL, or a copy of another one without connections.
+    /// Creates an empty database on the server, or a copy of `of`, which must have no connections.
     ///
     /// # Errors
     /// The server cannot be reached or refuses to create databases for this user.
@@ -56,14 +58,14 @@ impl PostgresDatabase {
         Ok(PgConnection::connect(&self.url()).await?)
     }
 
-    /// Runs a query for one number.
+    /// Runs a query that returns one number.
     pub async fn number(&self, sql: &str) -> anyhow::Result<i64> {
         let mut db = self.connect().await?;
         let sql = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()));
         Ok(sql.fetch_one(&mut db).await?)
     }
 
-    /// Drops the database, including open connections.
+    /// Closes all connections of the database and drops it.
     pub async fn drop(self) -> anyhow::Result<()> {
         let mut db = PgConnection::connect(&self.server).await?;
         run(
@@ -83,7 +85,7 @@ async fn run(db: &mut PgConnection, sql: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A table with the types of its columns, in their order.
+/// A table with the types of its columns.
 struct Typed {
     table: Table,
     types: Vec<String>,
@@ -132,7 +134,7 @@ pub async fn capture(
         .map(|_| tables.iter().map(|_| Rows::default()).collect())
         .collect();
     for (place, table) in tables.iter_mut().enumerate() {
-        read(&mut db, place, table, &ends, &mut requests).await?;
+        read_rows(&mut db, place, table, &ends, &mut requests).await?;
     }
     db.close().await?;
     Ok(Captured {
@@ -150,8 +152,8 @@ async fn tables(db: &mut PgConnection) -> anyhow::Result<Vec<Typed>> {
     .fetch_all(&mut *db)
     .await?;
     names.sort_by_key(|name| {
-        let place = ORDER.iter().position(|known| known == name);
-        (place.unwrap_or(ORDER.len()), name.clone())
+        let place = TABLE_ORDER.iter().position(|known| known == name);
+        (place.unwrap_or(TABLE_ORDER.len()), name.clone())
     });
     let mut tables = Vec::with_capacity(names.len());
     for name in names {
@@ -189,7 +191,8 @@ async fn tables(db: &mut PgConnection) -> anyhow::Result<Vec<Typed>> {
     Ok(tables)
 }
 
-/// `written` is 0 for an insert and a bit per changed column for an update.
+/// Table and triggers that capture the writes of a table. `written` is 0 for an insert. For an
+/// update it has a bit per changed column.
 fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let each = |term: &dyn Fn(usize, &String) -> String, between: &str| {
@@ -221,7 +224,7 @@ fn triggers(table: &Table) -> String {
     )
 }
 
-async fn read(
+async fn read_rows(
     db: &mut PgConnection,
     place: usize,
     table: &mut Table,
@@ -240,7 +243,7 @@ async fn read(
         while ends.get(request).is_some_and(|ends| ends[place] < seq) {
             request += 1;
         }
-        // Rows that background tasks wrote after the last answer belong to no request.
+        // Background tasks wrote these rows after the last answer.
         let Some(of) = requests.get_mut(request) else {
             break;
         };
@@ -265,20 +268,21 @@ async fn read(
     Ok(())
 }
 
-/// Columns of many rows.
+/// Rows as one array of texts per column.
 type Columns = Vec<Vec<Option<String>>>;
 
-/// Bare statements ready to run: one INSERT and one UPDATE per table that a transaction writes.
+/// Prepared transactions of bare statements: one INSERT and one UPDATE per table.
 pub struct Baseline {
     db: PgConnection,
-    /// INSERT and UPDATE of each table.
+    /// INSERT and UPDATE, by table.
     sql: Vec<[String; 2]>,
+    /// Per transaction: index of the table, inserts and updates.
     transactions: std::vec::IntoIter<Vec<(usize, Columns, Columns)>>,
     operations: f64,
 }
 
 impl Baseline {
-    /// `merge`: requests per transaction.
+    /// Prepares the transactions, `merge` requests each.
     ///
     /// # Errors
     /// The database cannot be reached.
@@ -315,7 +319,7 @@ impl Baseline {
         let mut requests = captured.requests.into_iter().peekable();
         while requests.peek().is_some() {
             let group: Vec<Vec<Rows>> = requests.by_ref().take(merge).collect();
-            let writes = net(&tables, group);
+            let writes = net_writes(&tables, group);
             let writes = writes.into_iter().map(|write| by_column(&tables, write));
             transactions.push(writes.collect());
         }
@@ -327,12 +331,12 @@ impl Baseline {
         })
     }
 
-    /// Transactions not yet run.
-    pub fn left(&self) -> usize {
+    /// Number of transactions that have not run.
+    pub fn remaining(&self) -> usize {
         self.transactions.len()
     }
 
-    /// Runs this many transactions, or as many as `limit` allows; returns operations and time.
+    /// Runs up to `transactions` transactions within `limit`. Returns operations and time.
     ///
     /// # Errors
     /// The store rejects a row.

@@ -1,5 +1,4 @@
-//! Verifies each run: every operation is balanced, money is conserved, held amounts equal the
-//! remainder of open holds. Reads the rows of the closed ledger, not the service.
+//! Verification of a run: reads the rows of the closed ledger and the trial balance of the service.
 
 use proto::ledger::v1::TrialBalanceLine;
 
@@ -8,7 +7,7 @@ use super::database::Database;
 /// Violations, each with the query that counts it.
 const VIOLATIONS: [(&str, &str); 6] = [
     (
-        "operations unbalanced",
+        "operations without postings or with accounts of different instruments",
         "SELECT COUNT(*) FROM operations o WHERE NOT EXISTS (SELECT 1 FROM postings p \
         WHERE p.operation_id = o.operation_id) \
          OR EXISTS (SELECT 1 FROM postings p JOIN sub_accounts d ON d.subaccount_id = p.debit_subaccount_id \
@@ -16,11 +15,11 @@ const VIOLATIONS: [(&str, &str); 6] = [
          AND (d.instrument_id <> p.instrument_id OR c.instrument_id <> p.instrument_id))",
     ),
     (
-        "instruments that do not add up to zero",
+        "instruments whose balances do not sum to zero",
         "SELECT COUNT(*) FROM (SELECT 1 FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0) i",
     ),
     (
-        "sub-accounts that are not the sum of their postings",
+        "sub-accounts that differ from the sum of their postings",
         "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT id, SUM(amount) AS amount, COUNT(*) AS entries FROM \
         (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings \
         UNION ALL SELECT credit_subaccount_id, amount FROM postings) sides \
@@ -55,49 +54,53 @@ const VIOLATIONS: [(&str, &str); 6] = [
 /// # Errors
 /// A query finds a violation, or the rows cannot be read.
 pub async fn verify_rows(database: &Database, operations: usize) -> anyhow::Result<()> {
-    for (what, sql) in VIOLATIONS {
-        let wrong = database.number(sql, sql).await?;
-        anyhow::ensure!(wrong == 0, "{what}: {wrong}");
+    for (violation, sql) in VIOLATIONS {
+        let count = database.number(sql, sql).await?;
+        anyhow::ensure!(count == 0, "{violation}: {count}");
     }
     let sql = "SELECT COUNT(*) FROM operations";
     let found = database.number(sql, sql).await?;
     anyhow::ensure!(
         usize::try_from(found) == Ok(operations),
-        "{operations} operations were answered, the ledger has {found}"
+        "the ledger has {found} operations, {operations} were answered"
     );
     Ok(())
 }
 
-/// Verifies the ledger's own trial balance.
+/// Verifies the trial balance that the ledger returned.
 ///
 /// # Errors
-/// An instrument does not add up to zero.
+/// The balances of an instrument do not sum to zero.
 pub fn verify_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
     anyhow::ensure!(!lines.is_empty(), "the trial balance is empty");
     for line in lines {
         let total = line.total.as_ref().map_or("", |total| &total.value);
         let is_zero = total.parse::<f64>().is_ok_and(|total| total == 0.0);
-        anyhow::ensure!(is_zero, "{} adds up to {total}", line.instrument_id);
+        anyhow::ensure!(
+            is_zero,
+            "balances of {} sum to {total}, expected 0",
+            line.instrument_id
+        );
     }
     Ok(())
 }
 
-/// Mean operations per transaction, among those written after the first `skip`.
+/// Mean operations per transaction, without the first `skip` operations.
 ///
 /// # Errors
 /// The rows cannot be read.
 pub async fn operations_per_transaction(database: &Database, skip: usize) -> anyhow::Result<f64> {
     // All rows of a transaction have the same time.
-    let of = |what: &str| {
+    let count_of = |column: &str| {
         let rows = "FROM (SELECT created_at_us FROM operations ORDER BY created_at_us";
         [
-            format!("SELECT COUNT({what}) {rows} LIMIT -1 OFFSET {skip}) o"),
-            format!("SELECT COUNT({what}) {rows} OFFSET {skip}) o"),
+            format!("SELECT COUNT({column}) {rows} LIMIT -1 OFFSET {skip}) o"),
+            format!("SELECT COUNT({column}) {rows} OFFSET {skip}) o"),
         ]
     };
-    let [sqlite, postgres] = of("*");
+    let [sqlite, postgres] = count_of("*");
     let operations = database.number(&sqlite, &postgres).await?;
-    let [sqlite, postgres] = of("DISTINCT created_at_us");
+    let [sqlite, postgres] = count_of("DISTINCT created_at_us");
     let groups = database.number(&sqlite, &postgres).await?;
     Ok(operations as f64 / (groups as f64).max(1.0))
 }

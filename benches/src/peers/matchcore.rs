@@ -1,4 +1,5 @@
-//! matchcore: a single-threaded book of commands, which are translated before, untimed.
+//! matchcore: a single-threaded book. The records are translated to its commands before the clock
+//! starts.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,9 +14,9 @@ use matchcore::{
 use super::Peer;
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
-/// Orders have the sequence of their command as id.
+/// Translates records to commands. An order's id is the sequence of its command.
 struct Translator {
-    /// By file id.
+    /// Ids, by order id of the file.
     ids: Vec<OrderId>,
     next: u64,
 }
@@ -29,7 +30,7 @@ impl Translator {
         } else {
             Side::Sell
         };
-        // The file's prices are above zero.
+        // The price is positive, except in cancels and market orders, which do not use it.
         let price = Price(record.price as u64);
         let quantity = Quantity(record.quantity);
         let kind = match record.op {
@@ -74,7 +75,7 @@ impl Translator {
     }
 }
 
-/// `matchcore`: the median of `runs`, then one verified run.
+/// Rate of matchcore, the median of `runs`, and the trades of one more run.
 pub fn matchcore(flow: &Flow, runs: usize) -> Peer {
     let header = &flow.header;
     let mut translator = Translator {
@@ -102,7 +103,7 @@ pub fn matchcore(flow: &Flow, runs: usize) -> Peer {
         .collect();
     speeds.sort_by(f64::total_cmp);
 
-    // By command: the file's id of its order.
+    // Order ids of the file, by command.
     let ids: Vec<u64> = flow.records.iter().map(|record| record.id).collect();
     let mut book = OrderBook::new("FLOW");
     let (mut trades, mut traded, mut tape) = (0, 0, TapeHash::default());

@@ -1,4 +1,4 @@
-//! Open-source order books on the same flow, in their published versions.
+//! Published open-source order books on the same flow.
 
 mod matchcore;
 mod orderbook_rs;
@@ -13,10 +13,11 @@ pub struct Peer {
     pub ops_per_s: f64,
     /// Timed commands, after the prefill.
     pub commands: u64,
-    /// Of the timed records.
+    /// Trades of the timed records.
     pub trades: u64,
+    /// Traded lots of the timed records.
     pub quantity: u64,
-    /// True if trades, quantity and the order of trades match the file; false if the run was
+    /// True if number, quantity and sequence of the trades equal the file's. False if the run was
     /// stopped early.
     pub tape_ok: bool,
 }

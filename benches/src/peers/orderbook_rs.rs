@@ -1,4 +1,4 @@
-//! OrderBook-rs: a multi-threaded book, used here on one thread.
+//! OrderBook-rs: a book for several threads, used on one thread here.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,19 +9,19 @@ use pricelevel::{OrderUpdate, Price, Quantity};
 use super::Peer;
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
-/// A longer run is stopped.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum duration of a run.
+const RUN_TIME_MAX: Duration = Duration::from_secs(120);
 /// Commands between two clock reads.
-const LOOK_EVERY: usize = 1_024;
+const COMMANDS_PER_CLOCK_READ: usize = 1_024;
 
 /// Maker, taker, price, quantity.
 type Trades = Arc<Mutex<Vec<(u64, u64, i64, u64)>>>;
 
-/// One timed and verified run: its listener records the trades, which are hashed afterwards.
+/// Rate and trades of one run. A listener records the trades, which are hashed after the run.
 pub fn orderbook_rs(flow: &Flow) -> Peer {
     let header = &flow.header;
     let trades_seen = Trades::default();
-    let book = listened_to(&trades_seen);
+    let book = book_with_listener(&trades_seen);
     let (prefill, timed) = flow.records.split_at(header.prefill as usize);
     for record in prefill {
         execute(&book, record);
@@ -29,12 +29,12 @@ pub fn orderbook_rs(flow: &Flow) -> Peer {
     let before = trades_seen.lock().expect("one thread").len();
     let start = Instant::now();
     let mut commands = 0;
-    for part in timed.chunks(LOOK_EVERY) {
+    for part in timed.chunks(COMMANDS_PER_CLOCK_READ) {
         for record in part {
             execute(&book, record);
         }
         commands += part.len();
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > RUN_TIME_MAX {
             break;
         }
     }
@@ -61,15 +61,15 @@ pub fn orderbook_rs(flow: &Flow) -> Peer {
     }
 }
 
-fn listened_to(trades_seen: &Trades) -> OrderBook<()> {
+fn book_with_listener(trades_seen: &Trades) -> OrderBook<()> {
     let trades_seen = trades_seen.clone();
     let mut book = OrderBook::new("FLOW");
     book.set_trade_listener(Arc::new(move |result| {
         let mut trades_seen = trades_seen.lock().expect("one thread");
         for trade in result.match_result.trades().as_vec() {
             trades_seen.push((
-                number(trade.maker_order_id()),
-                number(trade.taker_order_id()),
+                order_number(trade.maker_order_id()),
+                order_number(trade.taker_order_id()),
                 trade.price().as_u128() as i64,
                 trade.quantity().as_u64(),
             ));
@@ -78,14 +78,15 @@ fn listened_to(trades_seen: &Trades) -> OrderBook<()> {
     book
 }
 
-fn number(id: Id) -> u64 {
+fn order_number(id: Id) -> u64 {
     match id {
         Id::Sequential(number) => number,
-        Id::Uuid(_) | Id::Ulid(_) => unreachable!("orders have the numbers of the file"),
+        Id::Uuid(_) | Id::Ulid(_) => unreachable!("orders have the ids of the file"),
     }
 }
 
-/// Rejections (an order that is gone, nothing to trade with) are part of the flow.
+/// Executes a record. Ignores rejections: the flow contains fill-or-kill orders that cannot be
+/// filled.
 fn execute(book: &OrderBook<()>, record: &Record) {
     let id = Id::Sequential(record.id);
     let side = if record.side == 0 {
@@ -93,7 +94,7 @@ fn execute(book: &OrderBook<()>, record: &Record) {
     } else {
         Side::Sell
     };
-    // The file's prices are above zero.
+    // The price is positive, except in cancels and market orders, which do not use it.
     let (price, quantity) = (record.price as u128, record.quantity);
     let limit = |time_in_force| {
         let _ = book.add_limit_order(id, price, quantity, side, time_in_force, None);

@@ -1,5 +1,5 @@
-//! Baselines of the parts of a round trip, without the platform's code: datagram round trips, and a
-//! durable write by a parked thread.
+//! Baselines without the platform's code: a datagram round trip, and a durable write by a parked
+//! thread.
 
 use std::fs::{File, OpenOptions};
 use std::hint::spin_loop;
@@ -21,18 +21,18 @@ use crate::hop;
 const BLOCK: usize = 4_096;
 /// Blocks of the file, which is written cyclically.
 const BLOCKS: u64 = 4_096;
-/// A datagram that has not returned by then is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time after which a datagram without a reply counts as lost.
+const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Round trips of datagrams of these sizes, one at a time, between spinning threads, server on
-/// `core`; nanoseconds.
+/// Measures round trips of single datagrams between two spinning threads in nanoseconds. The server
+/// thread runs on `core`.
 ///
 /// # Errors
-/// No socket, or a datagram was lost.
+/// A socket cannot be used, or a datagram was lost.
 pub fn net(
     core: usize,
     request_bytes: usize,
@@ -45,14 +45,14 @@ pub fn net(
         socket.connect(peer.local_addr()?)?;
         socket.set_nonblocking(true)?;
     }
-    let is_over = Arc::new(AtomicBool::new(false));
-    let over = is_over.clone();
-    let serving = std::thread::spawn(move || {
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let server_stop = is_stopped.clone();
+    let server = std::thread::spawn(move || {
         hop::pin(core);
         let mut bytes = [7; 2_048];
-        while !over.load(Ordering::Relaxed) {
+        while !server_stop.load(Ordering::Relaxed) {
             if there.recv(&mut bytes).is_ok() {
-                // A failed send is a lost datagram, which the other side detects.
+                // The other side detects a failed send as a lost datagram.
                 let _ = there.send(&bytes[..response_bytes]);
             }
         }
@@ -62,20 +62,21 @@ pub fn net(
         let sent = Instant::now();
         here.send(&bytes[..request_bytes])?;
         while here.recv(&mut bytes).is_err() {
-            anyhow::ensure!(sent.elapsed() < PATIENCE, "a datagram was lost");
+            anyhow::ensure!(sent.elapsed() < REPLY_WAIT_MAX, "a datagram was lost");
             spin_loop();
         }
         if round >= rounds / 10 {
             histogram.saturating_record(nanos(sent));
         }
     }
-    is_over.store(true, Ordering::Relaxed);
-    serving.join().expect("the echo panicked");
+    is_stopped.store(true, Ordering::Relaxed);
+    server.join().expect("the echo panicked");
     Ok(histogram)
 }
 
-/// Durable writes of 4 KiB in `dir` by a parked thread on any of the first `cores`. The caller
-/// wakes it and spins for the result, while a second thread spins on `core`; nanoseconds.
+/// Measures durable writes of 4 KiB in `dir` by a parked thread in nanoseconds. The thread may run
+/// on any of the first `cores`. The caller unparks it and spins until the write has returned.
+/// Another thread spins on `core`.
 ///
 /// # Errors
 /// The file system refuses the file, or direct writes.
@@ -96,25 +97,25 @@ pub fn durable(
     options.write(true).custom_flags(flags.bits().cast_signed());
     let direct = options.open(file.path())?;
     let (requested, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let is_over = Arc::new(AtomicBool::new(false));
+    let is_stopped = Arc::new(AtomicBool::new(false));
     let spinner = {
-        let over = is_over.clone();
+        let stop = is_stopped.clone();
         std::thread::spawn(move || {
             hop::pin(core);
-            while !over.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 spin_loop();
             }
         })
     };
     let writer = {
-        let (requested, written, over) = (requested.clone(), written.clone(), is_over.clone());
+        let (requested, written, stop) = (requested.clone(), written.clone(), is_stopped.clone());
         std::thread::spawn(move || {
-            // Threads inherit their creator's affinity of one core; the journal's thread has all
-            // cores.
+            // The thread inherits the affinity of its creator, one core. The journal's thread may
+            // run on all cores.
             let mut all = CpuSet::new();
             (0..cores).for_each(|core| all.set(core));
             sched_setaffinity(None, &all)?;
-            write_on_request(&direct, &requested, &written, &over)
+            write_on_request(&direct, &requested, &written, &stop)
         })
     };
     let mut histogram = hop::histogram();
@@ -130,7 +131,7 @@ pub fn durable(
         }
         histogram.saturating_record(nanos(since));
     }
-    is_over.store(true, Ordering::Relaxed);
+    is_stopped.store(true, Ordering::Relaxed);
     writer.thread().unpark();
     writer.join().expect("the writer panicked")?;
     spinner.join().expect("the spinning thread panicked");
@@ -141,12 +142,12 @@ fn write_on_request(
     file: &File,
     requested: &AtomicU64,
     written: &AtomicU64,
-    over: &AtomicBool,
+    stop: &AtomicBool,
 ) -> std::io::Result<()> {
     let mut buffer = Buffer::default();
     buffer.resize(BLOCK);
     let mut done = 0;
-    while !over.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let round = requested.load(Ordering::Acquire);
         if round == done {
             std::thread::park();

@@ -1,4 +1,4 @@
-//! Baseline: the same transport on both sides, and a server that only echoes each message.
+//! Baseline: an echo server and its client, both on the platform's transport.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 
 use crate::hop;
 
-/// Answers each message of `request_bytes` with one or two of `response_bytes` (second 0: none),
-/// the second in a datagram of its own.
+/// Echo server. Answers each message of `request_bytes` with messages of `response_bytes`. The
+/// second one is sent in a datagram of its own; 0 means none.
 struct Echo {
     request_bytes: usize,
     response_bytes: [usize; 2],
     /// Bytes of an incomplete request.
     pending: usize,
-    /// Second answers that are due, and their connection.
+    /// Number of second messages to send, and their connection.
     due: (usize, Option<Key>),
 }
 
@@ -53,14 +53,14 @@ impl Driver<()> for Echo {
     fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
 }
 
-/// Counts received bytes.
+/// Client side: counts received bytes.
 #[derive(Default)]
-pub struct Count {
+pub struct ByteCounter {
     bytes: usize,
     is_open: bool,
 }
 
-impl Driver<()> for Count {
+impl Driver<()> for ByteCounter {
     fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
         Incoming::Refuse
     }
@@ -82,7 +82,7 @@ impl Driver<()> for Count {
     fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
 }
 
-/// A self-signed certificate, and the configurations of both sides with it.
+/// Configurations of server and client with a new self-signed certificate.
 fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
     let certificate = made.cert.der().clone();
@@ -104,10 +104,10 @@ fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
     Ok((server, client))
 }
 
-/// Serves on `core` until it is over, or the socket fails.
-fn serve(mut endpoint: Endpoint<()>, mut echo: Echo, core: usize, is_over: &AtomicBool) {
+/// Serves on `core` until `is_stopped` is set or the socket fails.
+fn serve(mut endpoint: Endpoint<()>, mut echo: Echo, core: usize, is_stopped: &AtomicBool) {
     hop::pin(core);
-    while !is_over.load(Ordering::Relaxed) {
+    while !is_stopped.load(Ordering::Relaxed) {
         let now = Instant::now();
         let received = endpoint.receive(now, &mut echo);
         endpoint.flush(now, &mut echo);
@@ -124,10 +124,13 @@ fn serve(mut endpoint: Endpoint<()>, mut echo: Echo, core: usize, is_over: &Atom
     }
 }
 
-/// Round trips of one message at a time, to the last answer, server on `core`, in nanoseconds.
+/// Measures round trips with one request in flight in nanoseconds, from sending a request to its
+/// last response. The server runs on `core`.
+///
+/// Makes `rounds / 10` more round trips before, which are not measured.
 ///
 /// # Errors
-/// No socket, or no connection.
+/// A socket cannot be used, or the connection fails.
 pub fn run(
     core: usize,
     request_bytes: usize,
@@ -137,20 +140,20 @@ pub fn run(
     let (server, client) = configs()?;
     let endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), Some(server))?;
     let address = endpoint.local_address()?;
-    let is_over = Arc::new(AtomicBool::new(false));
-    let over = is_over.clone();
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let server_stop = is_stopped.clone();
     let echo = Echo {
         request_bytes,
         response_bytes,
         pending: 0,
         due: (0, None),
     };
-    let serve = move || serve(endpoint, echo, core, &over);
+    let serve = move || serve(endpoint, echo, core, &server_stop);
     let serving: JoinHandle<()> = std::thread::spawn(serve);
     let mut endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), None)?;
     let key = endpoint.connect(Instant::now(), client, address, "localhost", ())?;
-    let mut count = Count::default();
-    let poll = |endpoint: &mut Endpoint<()>, count: &mut Count| -> anyhow::Result<()> {
+    let mut count = ByteCounter::default();
+    let poll = |endpoint: &mut Endpoint<()>, count: &mut ByteCounter| -> anyhow::Result<()> {
         let now = Instant::now();
         endpoint.receive(now, count)?;
         endpoint.flush(now, count);
@@ -181,9 +184,9 @@ pub fn run(
             histogram.saturating_record(sent.elapsed().as_nanos() as u64);
         }
     }
-    is_over.store(true, Ordering::Relaxed);
+    is_stopped.store(true, Ordering::Relaxed);
     serving
         .join()
-        .map_err(|_| anyhow::anyhow!("the echo panicked"))?;
+        .map_err(|_| anyhow::anyhow!("the echo server panicked"))?;
     Ok(histogram)
 }

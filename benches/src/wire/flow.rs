@@ -1,5 +1,5 @@
-//! Generated order flow from many members over one connection: as much as their windows allow, in
-//! the order of the flow. Without work the client sleeps, since it shares the platform's cores.
+//! Sends an order flow of many members over one connection, in the order of the flow, as fast as
+//! windows and rate allow. Without work the client sleeps, since it shares the platform's cores.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,12 @@ use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use crate::xflow::{self, Kind, Op, Record};
 
-/// The flow's lowest price, in ticks of the instrument.
+/// Lowest price of the flow on the instrument, in ticks.
 const PRICE_LOW: i64 = 2_000;
 const WARM_UP: Duration = Duration::from_secs(1);
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest sleep: at 250,000/s a rate has 25 requests due by then.
+/// Maximum wait for the answers in flight at the end.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Maximum sleep: at 250,000 requests/s, 25 become due in it.
 const SLEEP_NS: i64 = 100_000;
 
 /// Load of the members.
@@ -35,19 +36,22 @@ pub struct Load {
 pub struct Counts {
     /// Requests answered durably.
     pub durable: u64,
-    /// Of those: rejected before matching.
+    /// Rejected requests, without those of `too_late`.
     pub refused: u64,
-    /// Of those: the order had already ended, by self-trade prevention or in flight.
+    /// Cancels and amends whose order had already ended.
     pub too_late: u64,
     pub trades: u64,
+    /// Orders cancelled by self-trade prevention.
     pub prevented: u64,
     pub seconds: f64,
 }
 
-/// An order of the flow: channel of its owner, and filled quantity.
+/// An order of the flow.
 #[derive(Clone, Copy, Default)]
 struct Order {
+    /// Channel of the session that sent it.
     channel: u16,
+    /// In lots.
     filled: u64,
 }
 
@@ -55,20 +59,21 @@ struct Order {
 pub struct Flow {
     records: Vec<Record>,
     next: usize,
-    /// By the flow's order id, which is the client order id too.
+    /// By the flow's order id, which is also the client order id.
     orders: Vec<Order>,
-    /// By channel: requests sent, and answered.
+    /// Requests sent, by channel.
     sent: Vec<u64>,
+    /// Requests answered, by channel.
     answered: Vec<u64>,
     /// First channel of the sessions.
     first_channel: u16,
-    /// Offset from the flow's prices to those of the instrument.
+    /// Added to the flow's prices, in ticks.
     price_offset: i64,
     counts: Counts,
 }
 
 impl Flow {
-    /// Sessions are on the channels from `first_channel` on, those of a user adjacent.
+    /// The sessions use the channels from `first_channel` on.
     pub fn new(flow: xflow::Flow, load: &Load, first_channel: u16) -> Self {
         let channels = usize::from(first_channel + load.users * load.sessions_per_user);
         let count = usize::try_from(flow.header.id_max).expect("order ids fit memory") + 1;
@@ -87,7 +92,7 @@ impl Flow {
     /// Runs the flow for the load's duration.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// The connection is lost, answers are missing, or the flow ends during the warm-up.
     pub fn run(
         &mut self,
         connection: &mut Connection,
@@ -111,12 +116,14 @@ impl Flow {
                 self.drain(connection)?;
                 return Ok(counted);
             }
-            let due = load.rate.map_or(usize::MAX, |rate| due(now - begun, rate));
+            let due = load
+                .rate
+                .map_or(usize::MAX, |rate| requests_due(now - begun, rate));
             let sent = self.next;
             self.send(connection, instrument, load, due)?;
             connection.poll()?;
-            if !self.hear(connection) && self.next == sent {
-                sleep(connection);
+            if !self.count_reports(connection) && self.next == sent {
+                wait_for_datagram(connection);
             }
         }
     }
@@ -125,17 +132,20 @@ impl Flow {
     fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
         let since = Instant::now();
         while self.sent != self.answered {
-            anyhow::ensure!(since.elapsed() < PATIENCE, "timed out waiting for answers");
+            anyhow::ensure!(
+                since.elapsed() < ANSWER_WAIT_MAX,
+                "timed out waiting for answers"
+            );
             connection.poll()?;
-            if !self.hear(connection) {
-                sleep(connection);
+            if !self.count_reports(connection) {
+                wait_for_datagram(connection);
             }
         }
         Ok(())
     }
 
-    /// Sends the first `due` requests as far as the windows allow. A session with a full window
-    /// delays the following requests: the flow keeps its order.
+    /// Sends requests of the flow up to number `due` as far as the windows allow. A session with a
+    /// full window delays all following requests, so the flow keeps its order.
     fn send(
         &mut self,
         connection: &mut Connection,
@@ -165,8 +175,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Counts the received reports. False if there were none.
-    fn hear(&mut self, connection: &mut Connection) -> bool {
+    /// Counts the received reports. Returns false if there were none.
+    fn count_reports(&mut self, connection: &mut Connection) -> bool {
         let mut any = false;
         let (counts, answered, orders) = (&mut self.counts, &mut self.answered, &mut self.orders);
         while let Some(report) = connection.recv() {
@@ -196,19 +206,19 @@ impl Flow {
     }
 }
 
-/// Sleeps until a datagram arrives.
-fn sleep(connection: &Connection) {
+/// Sleeps until a datagram arrives, at most [`SLEEP_NS`].
+fn wait_for_datagram(connection: &Connection) {
     let mut socket = [PollFd::new(connection, PollFlags::IN)];
     let longest = Timespec {
         tv_sec: 0,
         tv_nsec: SLEEP_NS,
     };
-    // Interrupted or not: the caller checks again.
+    // The caller polls the connection after an error too.
     let _ = poll(&mut socket, Some(&longest));
 }
 
-/// Requests due after `elapsed`.
-fn due(elapsed: Duration, rate: u64) -> usize {
+/// Number of requests due after `elapsed`.
+fn requests_due(elapsed: Duration, rate: u64) -> usize {
     let due = elapsed.as_nanos() * u128::from(rate) / 1_000_000_000;
     usize::try_from(due).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Logged-in sessions that only send heartbeats, from a separate thread.
+//! Logged-in sessions that only send heartbeats. A separate thread polls them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use anyhow::Context;
 use client::spinning::Connection;
 use client::{LoginOptions, Trust};
 
-/// Channels of a connection.
+/// Channels per connection.
 const CHANNELS: usize = 64;
-/// Pause between two polls of the connections: far below any heartbeat interval.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pause between two polls of the connections, far below the heartbeat interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Idle sessions until they are stopped.
+/// Idle sessions and the thread that polls them.
 pub struct Idle {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Idle {
-    /// Logs `count` sessions in, the users round-robin.
+    /// Logs in `count` sessions of the users in turn.
     ///
     /// # Errors
     /// A connection or a login fails.
@@ -51,7 +51,7 @@ impl Idle {
     /// Closes the connections.
     ///
     /// # Errors
-    /// One of them was lost earlier.
+    /// A connection was lost while it was idle.
     pub fn stop(self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();
@@ -65,7 +65,7 @@ fn poll_until(connections: &mut [Connection], stop: &AtomicBool) -> anyhow::Resu
             connection.poll().context("polling an idle session")?;
             while connection.recv().is_some() {}
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

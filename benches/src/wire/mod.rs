@@ -1,5 +1,5 @@
-//! Members on the spinning client, as fast as the protocol allows: generated flow, an echo over the
-//! same transport for comparison, and their setup on the platform.
+//! The `wire` benchmark: setup of members on a platform, order flow over the spinning client, and
+//! baselines.
 
 pub mod baselines;
 pub mod echo;

@@ -1,7 +1,7 @@
-//! A plain reference book that replays a run's journal and recomputes its trades one by one.
+//! A plain reference book that replays a run's journal and compares every trade.
 //!
-//! It supports what the flow sends: limit and market orders that rest, take, or fill or kill,
-//! cancels, amends, and self-trade prevention that cancels the newest order. Anything else on the
+//! It supports the commands that the flow causes: limit and market orders (GTC, IOC, FOK), cancels,
+//! amends, and self-trade prevention that cancels the newest order. Any other command on the
 //! instrument is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -13,11 +13,11 @@ use sequencer::inspect::Folder;
 use types::command::{Amend, New, Route};
 use types::{Command, Event, Handle, InstrumentIx, Side, StpGroup, StpMode, TimeInForce};
 
-/// Longest wait for the journal to be written, excluding the replay's own time.
-const PATIENCE: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(10);
+/// Maximum time spent waiting for the journal, without the time of the replay.
+const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A resting order: open and total quantity in lots, and its owner's group.
+/// An order. Open and total quantity are in lots.
 #[derive(Clone, Copy, Debug)]
 struct Resting {
     handle: Handle,
@@ -33,7 +33,7 @@ struct Taker {
     price: i64,
 }
 
-/// Maker, taker, price in ticks, quantity in lots.
+/// Maker, taker, price in ticks and quantity in lots.
 type Trade = (Handle, Handle, i64, u64);
 
 /// Verified commands and trades of one instrument in a run's journal.
@@ -43,21 +43,22 @@ pub struct Verified {
     pub trades: u64,
 }
 
-/// The reference book. A level's key is its price, negated for buys, so that the best comes first.
+/// The reference book. The key of a level is its price. Prices of buys are negated, so that the
+/// best level comes first.
 #[derive(Default)]
 pub struct Reference {
     sides: [BTreeMap<i64, VecDeque<Resting>>; 2],
-    /// Side and key of the resting orders.
+    /// Side and level key of each resting order.
     places: HashMap<Handle, (Side, i64)>,
     /// Trades of the current command.
     trades: Vec<Trade>,
 }
 
-/// Replays the journal of a running platform, records 1 to `through`.
+/// Replays the records 1 to `through` in the journal of a running platform.
 ///
 /// # Errors
-/// A trade differs, the journal contains a command that the flow does not send, or it does not
-/// reach `through` within half a minute.
+/// A trade differs, the journal contains an unsupported command on the instrument, or it does not
+/// reach `through` in time.
 pub fn verify(
     journal: &Folder,
     instrument: InstrumentIx,
@@ -79,9 +80,9 @@ pub fn verify(
             Ok(())
         },
         || {
-            std::thread::sleep(PAUSE);
-            waited += PAUSE;
-            waited < PATIENCE
+            std::thread::sleep(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
+            waited < JOURNAL_WAIT_MAX
         },
     )?;
     ensure!(
@@ -99,14 +100,14 @@ fn key(side: Side, price: i64) -> i64 {
 }
 
 impl Reference {
-    /// Executes a command and compares the trades; returns their number.
+    /// Executes a command and compares its trades with those of the record. Returns their number.
     ///
     /// # Errors
-    /// The trades differ, or the flow has no such command.
+    /// The trades differ, or the command is not supported.
     pub fn apply(&mut self, record: &Record) -> anyhow::Result<u64> {
         self.trades.clear();
         match &record.command.command {
-            Command::New(new) => self.enter(new)?,
+            Command::New(new) => self.new_order(new)?,
             Command::Amend(amend) => self.amend(amend)?,
             Command::Cancel(cancel) => {
                 self.remove(cancel.handle);
@@ -131,10 +132,10 @@ impl Reference {
         Ok(self.trades.len() as u64)
     }
 
-    fn enter(&mut self, new: &New) -> anyhow::Result<()> {
+    fn new_order(&mut self, new: &New) -> anyhow::Result<()> {
         ensure!(
             !new.post_only && new.stp == StpMode::CancelNewest && new.expire_at_ns == 0,
-            "the flow has no such order: {new:?}"
+            "unsupported order: {new:?}"
         );
         let total = new.quantity.get();
         let taker = Taker {
@@ -149,17 +150,17 @@ impl Reference {
         };
         match new.time_in_force {
             TimeInForce::Fok if !self.can_fill(&taker) => {}
-            TimeInForce::Gtc => self.take_and_rest(taker),
+            TimeInForce::Gtc => self.match_and_rest(taker),
             TimeInForce::Ioc | TimeInForce::Fok => {
-                self.take(taker);
+                self.match_incoming(taker);
             }
-            other => bail!("the flow has no order with time in force {other:?}"),
+            other => bail!("unsupported time in force {other:?}"),
         }
         Ok(())
     }
 
-    /// The amended quantity is the new total (T22). Only less quantity at the same price keeps
-    /// priority.
+    /// Amends an order. The quantity of the command is the new total (T22). At the same price and
+    /// no more quantity the order keeps priority.
     fn amend(&mut self, amend: &Amend) -> anyhow::Result<()> {
         let Some(&(side, at)) = self.places.get(&amend.handle) else {
             return Ok(());
@@ -187,11 +188,11 @@ impl Reference {
             ..*order
         };
         self.remove(amend.handle);
-        self.take_and_rest(Taker { order, side, price });
+        self.match_and_rest(Taker { order, side, price });
         Ok(())
     }
 
-    /// Removes an order from the book, if it rests.
+    /// Removes an order from the book if it rests.
     fn remove(&mut self, handle: Handle) {
         let Some((side, at)) = self.places.remove(&handle) else {
             return;
@@ -205,9 +206,9 @@ impl Reference {
         }
     }
 
-    fn take_and_rest(&mut self, taker: Taker) {
+    fn match_and_rest(&mut self, taker: Taker) {
         let (side, at) = (taker.side, key(taker.side, taker.price));
-        if let Some(order) = self.take(taker) {
+        if let Some(order) = self.match_incoming(taker) {
             self.places.insert(order.handle, (side, at));
             self.sides[side.index()]
                 .entry(at)
@@ -216,9 +217,9 @@ impl Reference {
         }
     }
 
-    /// Trades within the limit; returns the remainder, `None` if filled or ended by self-trade
-    /// prevention.
-    fn take(&mut self, taker: Taker) -> Option<Resting> {
+    /// Matches an order within its price. Returns the remainder, or `None` if the order is filled
+    /// or self-trade prevention has cancelled it.
+    fn match_incoming(&mut self, taker: Taker) -> Option<Resting> {
         let Taker {
             mut order,
             side,
@@ -253,7 +254,7 @@ impl Reference {
         (order.open > 0).then_some(order)
     }
 
-    /// True if trades alone would fill it.
+    /// True if the order can be filled before it meets an order of its own group.
     fn can_fill(&self, taker: &Taker) -> bool {
         let other = taker.side.opposite();
         let mut missing = taker.order.open;

@@ -1,4 +1,4 @@
-//! Samples the platform under load: one call per second, from a separate thread.
+//! Samples the metrics of the platform once per second on a separate thread.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ pub struct Sample {
     pub trades_pending: f64,
     /// Final trades since the platform's start.
     pub trades_final: f64,
-    /// 0 = open, 1 to 3 = followers of the journal lag.
+    /// `market_intake_stage`: 0 open, 1 warns, 2 throttles, 3 refuses new orders.
     pub stage: f64,
     pub resident_bytes: f64,
     /// Page faults of the hot thread since the platform's start.
     pub page_faults: f64,
 }
 
-/// Samples until it is stopped.
+/// A running sampling thread.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Sample>>,
 }
 
 impl Sampler {
-    /// Samples the platform with this JSON port.
+    /// Starts to sample the platform with this RPC port.
     pub fn start(address: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let is_stopped = stop.clone();
@@ -52,7 +52,7 @@ impl Sampler {
         Self { stop, thread }
     }
 
-    /// Stops and returns the samples; those without an answer of the platform are missing.
+    /// Stops and returns the samples. A sample that the platform did not answer is missing.
     pub fn stop(self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Settings of the running platform, read from its process on this machine.
+//! Settings of the running platform, read by means of its process on this machine.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,30 +8,30 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use serde_json::Value;
 
-/// Held open by the platform that runs in the data folder.
+/// Lock file that the running platform has open in its data folder.
 const LOCK_FILE: &str = "platform.lock";
 
-/// Settings in force.
+/// Settings of the platform that are in force.
 #[derive(Debug)]
 pub struct Settings {
-    /// Assignment of front and engines to threads.
+    /// Assignment of front, hot thread and engines to threads.
     pub layout: String,
     /// Lag of each journal follower at which new orders are refused (`trading.bounds`).
     pub lag_bounds: Value,
-    /// Amount of an order that counts against the TRADING budget.
+    /// Value of `market.trading_limit_basis`: what counts against the TRADING budget.
     pub trading_limit_basis: Value,
 }
 
-/// Settings of the platform that runs in this data folder.
+/// Reads the settings of the platform that runs in this data folder.
 ///
 /// # Errors
 /// No process of this user runs there, or its configuration cannot be read.
 pub fn of_platform(data_dir: &Path) -> anyhow::Result<Settings> {
-    let process = process_with(&data_dir.join(LOCK_FILE))?;
+    let process = process_with_open_file(&data_dir.join(LOCK_FILE))?;
     let config = config(&process)?;
     let value = |pointer: &str| config.pointer(pointer).cloned().unwrap_or_default();
     let layout = match (has_thread(&process, "front")?, value("/trading/layout")) {
-        // The only layout in which the front has no thread of its own.
+        // Only in this layout the front has no thread of its own.
         (false, _) => "fused".to_owned(),
         (true, Value::String(configured)) => configured,
         (true, _) => "pinned".to_owned(),
@@ -43,13 +43,13 @@ pub fn of_platform(data_dir: &Path) -> anyhow::Result<Settings> {
     })
 }
 
-/// Folder in `/proc` of the process that has the file open.
-fn process_with(file: &Path) -> anyhow::Result<PathBuf> {
+/// Returns the `/proc` folder of the process that has the file open.
+fn process_with_open_file(file: &Path) -> anyhow::Result<PathBuf> {
     let name = || file.display().to_string();
     let file = file.canonicalize().with_context(name)?;
     for process in std::fs::read_dir("/proc")? {
         let process = process?.path();
-        // Fails for what is no process, and for processes of other users.
+        // Entries that are no process, and processes of other users, cannot be read.
         let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else {
             continue;
         };
@@ -64,8 +64,8 @@ fn process_with(file: &Path) -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Configuration in force: the process's own binary prints it, with the process's environment,
-/// working folder and configuration file.
+/// Reads the configuration of a process: runs its binary with its environment, working folder and
+/// configuration file, and the command that prints the configuration.
 fn config(process: &Path) -> anyhow::Result<Value> {
     let read = |name: &str| {
         let path = process.join(name);
@@ -87,16 +87,16 @@ fn config(process: &Path) -> anyhow::Result<Value> {
         .args(["--json", "config"])
         .stderr(Stdio::inherit())
         .output()
-        .context("cannot run the platform's binary again")?;
+        .context("cannot run the platform's binary to print its configuration")?;
     anyhow::ensure!(
         output.status.success(),
-        "the platform's binary printed no configuration: {}",
+        "the platform's binary failed to print its configuration: {}",
         output.status
     );
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// File after `--config` in a command line whose words end with a zero byte.
+/// Value of `--config` in a command line whose arguments end with a zero byte.
 fn config_file(arguments: &[u8]) -> Option<&OsStr> {
     let mut words = arguments.split(|byte| *byte == 0);
     while let Some(word) = words.next() {
@@ -113,7 +113,7 @@ fn config_file(arguments: &[u8]) -> Option<&OsStr> {
 /// True if the process has a thread of this name.
 fn has_thread(process: &Path, name: &str) -> anyhow::Result<bool> {
     for thread in std::fs::read_dir(process.join("task"))? {
-        // A thread may end meanwhile.
+        // The read fails if the thread has ended meanwhile.
         let found = std::fs::read_to_string(thread?.path().join("comm"));
         if found.is_ok_and(|found| found.trim() == name) {
             return Ok(true);
@@ -138,9 +138,10 @@ mod tests {
     #[test]
     fn a_process_is_found_by_its_open_file() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        process_with(file.path()).expect("this process");
+        process_with_open_file(file.path()).expect("this process");
         let folder = tempfile::tempdir().expect("a folder");
-        let error = process_with(&folder.path().join(LOCK_FILE)).expect_err("no such file");
+        let error =
+            process_with_open_file(&folder.path().join(LOCK_FILE)).expect_err("no such file");
         assert!(error.to_string().contains(LOCK_FILE), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Creates users with money in a running platform, over its JSON port.
+//! Sets up members and an instrument in a running platform over its RPC port, and reads its state.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,13 +9,14 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// Longest wait until a deposit is final on chain.
+/// Maximum wait until a deposit or an issue is final, or a market open.
 const FINAL_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Longest wait for the replica, and the pause between two calls.
+/// Maximum wait for the replica.
 const REPLICA_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Pause between two calls that wait for the replica.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Sets members up as a service, whose calls have no rate.
+/// Token for the setup. Calls of a service are exempt from the call rates.
 const OPERATOR: &str = "sandbox.operator+service";
 
 /// Calls of the platform's RPC port.
@@ -27,15 +28,15 @@ pub struct PlatformClient {
 pub struct Status {
     /// Last durable record of the journal.
     pub commit: u64,
-    /// In the form of the contract.
+    /// Bounds of the user, as JSON of the contract.
     pub bounds: Value,
 }
 
 impl PlatformClient {
-    /// One call in JSON; adds the context.
+    /// Makes a call in JSON. Adds the request context.
     ///
     /// # Errors
-    /// No connection, or an answer other than 200.
+    /// The connection fails, or the status is not 200.
     pub fn call(&self, token: &str, method: &str, mut body: Value) -> anyhow::Result<Value> {
         let id = Uuid::new_v4().to_string();
         body["context"] = json!({ "requestId": id, "idempotencyKey": id });
@@ -56,7 +57,7 @@ impl PlatformClient {
         Ok(serde_json::from_str(body)?)
     }
 
-    /// Creates a user who may trade, with this much CFA-RUB; returns its id.
+    /// Creates a user that may trade and has this much CFA-RUB. Returns its id.
     ///
     /// # Errors
     /// A call fails, or the deposit does not become final.
@@ -105,7 +106,7 @@ impl PlatformClient {
         Ok(())
     }
 
-    /// Waits until exactly this amount is available.
+    /// Waits until exactly this amount is available in whole units.
     fn wait_for_balance(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
         let balance = json!({ "subaccountId": format!("{user}:{asset}") });
         let since = Instant::now();
@@ -127,7 +128,7 @@ impl PlatformClient {
         }
     }
 
-    /// Commit position of the journal, and the user's limits.
+    /// Reads the commit position of the journal and the user's bounds.
     ///
     /// # Errors
     /// The call fails.
@@ -137,7 +138,7 @@ impl PlatformClient {
         let since = Instant::now();
         let mut status = loop {
             match self.call(&token, method, json!({})) {
-                // Right after the load the replica may lag: the error asks for a retry.
+                // Directly after the load the replica may lag.
                 Err(error)
                     if error.to_string().contains("REPLICA_BEHIND")
                         && since.elapsed() < REPLICA_WAIT_MAX =>
@@ -147,14 +148,16 @@ impl PlatformClient {
                 answer => break answer?,
             }
         };
-        let commit = status["commitSequence"].as_str().context("no position")?;
+        let commit = status["commitSequence"]
+            .as_str()
+            .context("no commitSequence")?;
         Ok(Status {
             commit: commit.parse()?,
             bounds: status["bounds"].take(),
         })
     }
 
-    /// The user's TRADING limit of a day and its use, in the form of the contract.
+    /// Reads the user's TRADING limit per day and its use, as JSON of the contract.
     ///
     /// # Errors
     /// The call fails, or the user has no such limit.
@@ -168,10 +171,10 @@ impl PlatformClient {
         limit.cloned().context("no TRADING limit")
     }
 
-    /// Metrics of the platform by name, without those with labels.
+    /// Reads the metrics of the platform, by name. Metrics with labels have them in the name.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection fails.
     pub fn metrics(&self) -> anyhow::Result<BTreeMap<String, f64>> {
         let mut stream = TcpStream::connect(self.address)?;
         write!(
@@ -188,7 +191,7 @@ impl PlatformClient {
         Ok(answer.lines().filter_map(named).collect())
     }
 
-    /// Registers an instrument and waits until its market is open; returns its id.
+    /// Registers an instrument and waits until its market is open. Returns its id.
     ///
     /// # Errors
     /// A call fails, or the market does not open.

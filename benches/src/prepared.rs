@@ -1,9 +1,9 @@
-//! Translates a flow into the commands that admission would send, and their events into a tape: the
-//! untimed part of the `flow` benchmark, and its verification.
+//! Untimed preparation of the `flow` benchmark: translates a flow into the commands that admission
+//! would send, applies them once and verifies the trades.
 //!
-//! Each order has its own user, so that self-trade prevention compares at each match and never
-//! fires. Slots are assigned as by admission: the one freed last, or a new block of 512 if none is
-//! free.
+//! Each order has its own user, so self-trade prevention runs at each match and never fires. Slots
+//! are assigned as by admission: the slot freed last comes first, and 512 slots are added when none
+//! is free.
 
 use std::collections::VecDeque;
 
@@ -17,38 +17,42 @@ use types::{
 
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
+/// Slots added when none is free.
 const BLOCK: u32 = 512;
 const IX: InstrumentIx = InstrumentIx(0);
 
-/// Commands ready to apply, and their expected outcome.
-pub struct Drive {
+/// Commands of a flow, and the result of applying them once.
+pub struct PreparedFlow {
     pub spec: InstrumentSpec,
     pub prefill: Vec<Envelope>,
     pub timed: Vec<Envelope>,
-    pub outcome: Outcome,
+    pub result: FlowResult,
 }
 
-/// Outcome of a flow in the book.
+/// Result of a flow in the book.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Trades and lots of the timed records.
+pub struct FlowResult {
+    /// Trades of the timed records.
     pub trades: u64,
+    /// Traded lots of the timed records.
     pub quantity: u64,
-    /// Over prefill and timed records.
+    /// Hash of all trades, prefill included.
     pub tape: TapeHash,
-    /// Matches of the timed records that compared two different groups.
+    /// Trades of the timed records between two different orders. Each one passed self-trade
+    /// prevention, since each order has its own user.
     pub stp_checks: u64,
+    /// Resting orders at the end.
     pub resting: u32,
     pub state_hash: u64,
     pub events: u64,
 }
 
-/// The flow's book: its band is the file's price range. Capacity as in the platform.
+/// An empty book with the capacity that it has in the platform.
 pub fn new_book(spec: InstrumentSpec) -> Book {
     Book::new(spec, BookConfig::default())
 }
 
-/// Slots, assigned as by admission.
+/// Slots of the orders, assigned as by admission.
 #[derive(Default)]
 struct Slots {
     free: VecDeque<u32>,
@@ -56,7 +60,7 @@ struct Slots {
 }
 
 impl Slots {
-    fn take(&mut self) -> Handle {
+    fn allocate(&mut self) -> Handle {
         if self.free.is_empty() {
             let from = self.generations.len() as u32;
             self.free.extend(from..from + BLOCK);
@@ -86,17 +90,17 @@ impl EventSink for Collect {
 
 struct Translator {
     slots: Slots,
-    /// By file id.
+    /// Handles, by order id of the file.
     handles: Vec<Handle>,
-    /// File id of the order in a slot.
+    /// Order ids of the file, by slot.
     ids: Vec<u64>,
     sequence: u64,
-    outcome: Outcome,
+    result: FlowResult,
 }
 
-impl Drive {
-    /// Plays the flow once, untimed. Panics if the flow names an order that does not rest: the file
-    /// is invalid.
+impl PreparedFlow {
+    /// Translates the flow and applies it once. Panics if a cancel or replace names an order that
+    /// does not rest.
     pub fn new(flow: &Flow) -> Self {
         let header = &flow.header;
         let spec = InstrumentSpec::new(&InstrumentParams {
@@ -107,38 +111,45 @@ impl Drive {
         })
         .expect("a consistent instrument");
         let mut book = new_book(spec);
-        let mut t = Translator {
+        let mut translator = Translator {
             slots: Slots::default(),
             handles: vec![Handle::NONE; header.id_max as usize + 1],
             ids: Vec::new(),
             sequence: 0,
-            outcome: Outcome::default(),
+            result: FlowResult::default(),
         };
         let (prefill, timed) = flow.records.split_at(header.prefill as usize);
         let prefill: Vec<_> = prefill
             .iter()
-            .map(|r| t.play(&mut book, &spec, r))
+            .map(|r| translator.apply(&mut book, &spec, r))
             .collect();
-        (t.outcome.trades, t.outcome.quantity, t.outcome.stp_checks) = (0, 0, 0);
-        let timed: Vec<_> = timed.iter().map(|r| t.play(&mut book, &spec, r)).collect();
+        (
+            translator.result.trades,
+            translator.result.quantity,
+            translator.result.stp_checks,
+        ) = (0, 0, 0);
+        let timed: Vec<_> = timed
+            .iter()
+            .map(|r| translator.apply(&mut book, &spec, r))
+            .collect();
         book.check_invariants();
-        let outcome = Outcome {
+        let result = FlowResult {
             resting: book.resting(),
             state_hash: book.state_hash(),
             events: book.event_number(),
-            ..t.outcome
+            ..translator.result
         };
         Self {
             spec,
             prefill,
             timed,
-            outcome,
+            result,
         }
     }
 
-    /// True if trades, quantity, tape and resting orders match the file's.
+    /// True if trades, quantity, tape hash and resting orders equal those of the file's header.
     pub fn tape_ok(&self, flow: &Flow) -> bool {
-        let (found, expected) = (&self.outcome, &flow.header);
+        let (found, expected) = (&self.result, &flow.header);
         found.trades == expected.trades
             && found.quantity == expected.quantity
             && found.tape.0 == expected.tape
@@ -147,7 +158,7 @@ impl Drive {
 }
 
 impl Translator {
-    fn play(&mut self, book: &mut Book, spec: &InstrumentSpec, record: &Record) -> Envelope {
+    fn apply(&mut self, book: &mut Book, spec: &InstrumentSpec, record: &Record) -> Envelope {
         self.sequence += 1;
         let envelope = Envelope {
             sequence: Sequence(self.sequence),
@@ -158,7 +169,7 @@ impl Translator {
         let mut events = Collect::default();
         book.apply(&envelope, &mut events);
         for event in &events.0 {
-            self.learn(&event.event);
+            self.record_event(&event.event);
         }
         envelope
     }
@@ -167,7 +178,7 @@ impl Translator {
         let user = UserIx(record.id as u32);
         match record.op {
             Op::New(kind) => {
-                let handle = self.slots.take();
+                let handle = self.slots.allocate();
                 self.handles[record.id as usize] = handle;
                 if self.ids.len() <= handle.slot as usize {
                     self.ids.resize(handle.slot as usize + 1, 0);
@@ -176,7 +187,7 @@ impl Translator {
                 Command::New(new_order(spec, record, kind, handle, user))
             }
             Op::Cancel => Command::Cancel(Cancel {
-                handle: self.resting(book, record),
+                handle: self.resting_handle(book, record),
                 instrument: IX,
                 user,
                 session: SessionIx::NONE,
@@ -185,7 +196,7 @@ impl Translator {
                 key_hash: Id128::NONE,
             }),
             Op::Replace { .. } => {
-                let handle = self.resting(book, record);
+                let handle = self.resting_handle(book, record);
                 let order = book.order(handle).expect("the order rests");
                 let filled = order.quantity - order.open;
                 Command::Amend(Amend {
@@ -206,7 +217,7 @@ impl Translator {
         }
     }
 
-    fn resting(&self, book: &Book, record: &Record) -> Handle {
+    fn resting_handle(&self, book: &Book, record: &Record) -> Handle {
         let handle = self.handles[record.id as usize];
         assert!(
             !handle.is_none() && book.is_resting(handle),
@@ -216,13 +227,13 @@ impl Translator {
         handle
     }
 
-    fn learn(&mut self, event: &Event) {
+    fn record_event(&mut self, event: &Event) {
         if let Event::Trade(trade) = event {
             let [maker, taker] = [trade.maker, trade.taker].map(|h| self.ids[h.slot as usize]);
-            self.outcome.trades += 1;
-            self.outcome.quantity += trade.quantity.0;
-            self.outcome.stp_checks += u64::from(maker != taker);
-            self.outcome
+            self.result.trades += 1;
+            self.result.quantity += trade.quantity.0;
+            self.result.stp_checks += u64::from(maker != taker);
+            self.result
                 .tape
                 .trade(maker, taker, trade.price.0, trade.quantity.0);
         }
@@ -244,7 +255,7 @@ fn new_order(
     } else {
         Side::Sell
     };
-    // A market order of the file has no protection price: use the far end of the band.
+    // The file's market orders have no protection price. Use the far limit of the band.
     let price = match (kind, side) {
         (Kind::Market, Side::Buy) => spec.band_high,
         (Kind::Market, Side::Sell) => spec.band_low,
