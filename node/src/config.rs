@@ -1,16 +1,23 @@
 //! Configuration layers: defaults, TOML file, `PLATFORM_*` environment variables
 //! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), command line.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use payments::alert::{PAGERDUTY_VARIABLE, SLACK_VARIABLE};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 /// Default file, read if it exists.
 const FILE: &str = "platform.toml";
 const PREFIX: &str = "PLATFORM_";
+/// Variables without the prefix, and the settings in `[alerts]` that they set.
+const ALERT_VARIABLES: [(&str, &str); 2] = [
+    (SLACK_VARIABLE, "slack_webhook_url"),
+    (PAGERDUTY_VARIABLE, "pagerduty_api_key"),
+];
 /// Variables with the prefix that are no settings: those of the command line and of crash tests.
 const NO_SETTINGS: [&str; 5] = ["url", "token", "config", "crash_at", "bin"];
 
@@ -29,6 +36,7 @@ pub struct Config {
     pub chain: chain::ChainConfig,
     pub cfa: cfa::CfaConfig,
     pub payments: payments::PaymentsConfig,
+    pub alerts: Alerts,
     pub market: gateway::GatewayConfig,
     pub settlement: settlement::SettlementConfig,
     pub trading: Trading,
@@ -80,6 +88,34 @@ pub struct Sandbox {
 pub struct Events {
     /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
     pub kafka_brokers: Option<String>,
+}
+
+/// Receivers of critical alerts besides the log. Their addresses and keys are secrets.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Alerts {
+    /// An incoming webhook of Slack. Also set by the variable `SLACK_WEBHOOK_URL`.
+    pub slack_webhook_url: Option<String>,
+    /// An integration key of PagerDuty. Also set by the variable `PAGERDUTY_API_KEY`.
+    pub pagerduty_api_key: Option<String>,
+}
+
+impl Alerts {
+    /// The receivers for the payments gateway.
+    pub fn sinks(&self) -> payments::AlertSinks {
+        payments::AlertSinks::from_env(|name| match name {
+            SLACK_VARIABLE => self.slack_webhook_url.clone(),
+            PAGERDUTY_VARIABLE => self.pagerduty_api_key.clone(),
+            _ => None,
+        })
+    }
+}
+
+/// Shows which receivers are set, not their secrets.
+impl std::fmt::Debug for Alerts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.sinks(), f)
+    }
 }
 
 /// The log of the trading path.
@@ -217,6 +253,9 @@ impl Trading {
 /// A path segment of a URL from this length on may be an access key.
 const KEY_LENGTH_MIN: usize = 16;
 
+/// Shown in place of a secret.
+const MASK: &str = "***";
+
 /// Masks possible secrets in URLs: user, password, query, long path segments (access keys).
 fn mask(value: &mut Value) {
     match value {
@@ -228,7 +267,6 @@ fn mask(value: &mut Value) {
 }
 
 fn masked_url(text: &str) -> String {
-    const MASK: &str = "***";
     let Ok(mut url) = reqwest::Url::parse(text) else {
         return MASK.to_owned();
     };
@@ -247,6 +285,17 @@ fn masked_url(text: &str) -> String {
         url.set_path(&path.join("/"));
     }
     url.to_string()
+}
+
+/// The address to connect to for a listener of this machine: loopback for an unspecified address.
+pub fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.is_ipv4() {
+            true => Ipv4Addr::LOCALHOST.into(),
+            false => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
 }
 
 fn local(port: u16) -> SocketAddr {
@@ -316,6 +365,7 @@ impl Default for Config {
             chain: chain::ChainConfig::default(),
             cfa: cfa::CfaConfig::default(),
             payments: payments::PaymentsConfig::default(),
+            alerts: Alerts::default(),
             market: gateway::GatewayConfig::default(),
             settlement: settlement::SettlementConfig::default(),
             trading: Trading::default(),
@@ -356,6 +406,30 @@ fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Sets the receivers of alerts by their variables without the prefix. A blank variable is unset.
+fn set_alerts(
+    settings: &mut Table,
+    variable: impl Fn(&'static str) -> Option<OsString>,
+) -> anyhow::Result<()> {
+    for (name, setting) in ALERT_VARIABLES {
+        let Some(text) = variable(name) else {
+            continue;
+        };
+        let text = text.to_str();
+        let text = text.with_context(|| format!("configuration: {name} is not UTF-8"))?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let alerts = settings
+            .entry("alerts")
+            .or_insert_with(|| Table::new().into());
+        let alerts = alerts.as_table_mut();
+        let alerts = alerts.context("configuration: alerts is not a table")?;
+        alerts.insert(setting.into(), text.into());
+    }
+    Ok(())
+}
+
 impl Config {
     /// Merges the layers.
     ///
@@ -368,6 +442,7 @@ impl Config {
             None if Path::new(FILE).exists() => read(Path::new(FILE))?,
             None => Table::new(),
         };
+        set_alerts(&mut settings, std::env::var_os)?;
         for (name, text) in std::env::vars_os() {
             let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
                 continue;
@@ -411,10 +486,15 @@ impl Config {
         Ok(config.with_derived_settings())
     }
 
-    /// The settings in force, for display. Secrets in URLs are masked.
+    /// The settings in force, for display. Receivers of alerts and secrets in URLs are masked.
     pub fn masked(&self) -> anyhow::Result<Table> {
         let mut settings = Table::try_from(self).context("configuration")?;
         settings.iter_mut().for_each(|(_, value)| mask(value));
+        if let Some(Value::Table(alerts)) = settings.get_mut("alerts") {
+            alerts
+                .iter_mut()
+                .for_each(|(_, secret)| *secret = MASK.into());
+        }
         Ok(settings)
     }
 
@@ -429,12 +509,13 @@ impl Config {
         Some(sequencer::Retention::new(bytes, followers))
     }
 
-    /// Sets the addresses that derive from `listen`, as `platform config` prints them. A listener
-    /// with port 0 gets its port at the bind, after which the start calls this again.
+    /// Sets the addresses that derive from `listen`, as `platform config` prints them. Bank and
+    /// payments get the address at which they reach each other's listener. A listener with port 0
+    /// gets its port at the bind, after which the start calls this again.
     pub fn set_addresses(&mut self) {
         self.bank.listen = self.listen.bank;
-        self.bank.webhook_url = format!("http://{}/webhook", self.listen.payments);
-        self.payments.bank_url = format!("http://{}", self.listen.bank);
+        self.bank.webhook_url = format!("http://{}/webhook", reachable(self.listen.payments));
+        self.payments.bank_url = format!("http://{}", reachable(self.listen.bank));
         self.market.quic_listen = self.listen.trading;
     }
 
@@ -488,6 +569,52 @@ mod tests {
             ("postgres://a:b/c?d@host:x", "***"),
         ] {
             assert_eq!(masked_url(url), shown);
+        }
+    }
+
+    #[test]
+    fn services_reach_a_listener_on_all_addresses_on_the_loopback() {
+        let mut config = Config::default();
+        config.listen.payments = "0.0.0.0:8083".parse().expect("an address");
+        config.listen.bank = "[::]:8086".parse().expect("an address");
+        let config = config.with_derived_settings();
+        assert_eq!(config.bank.webhook_url, "http://127.0.0.1:8083/webhook");
+        assert_eq!(config.payments.bank_url, "http://[::1]:8086");
+        assert_eq!(config.bank.listen, config.listen.bank, "the listener stays");
+    }
+
+    // rows: R022
+    #[test]
+    fn r022_receivers_of_alerts_are_settings_and_are_masked() {
+        let key = "0123456789abcdef";
+        let mut settings: Table = toml::from_str(
+            "[alerts]\nslack_webhook_url = \"https://old.example/\"\npagerduty_api_key = \"k\"\n",
+        )
+        .expect("TOML");
+        // The environment outranks the file; a blank variable is unset.
+        let variables = |name: &str| match name {
+            "SLACK_WEBHOOK_URL" => Some(OsString::from("https://hooks.example/T0/B0/secret")),
+            _ => Some(OsString::from(" ")),
+        };
+        set_alerts(&mut settings, variables).expect("set");
+        set(&mut settings, "alerts__pagerduty_api_key", key).expect("set");
+        let config: Config = settings.try_into().expect("settings");
+        let slack = config.alerts.slack_webhook_url.as_deref();
+        assert_eq!(slack, Some("https://hooks.example/T0/B0/secret"));
+        assert_eq!(config.alerts.pagerduty_api_key.as_deref(), Some(key));
+
+        let expected = payments::AlertSinks::from_env(|name| match name {
+            "SLACK_WEBHOOK_URL" => slack.map(str::to_owned),
+            _ => Some(key.to_owned()),
+        });
+        assert!(config.alerts.sinks() == expected, "the receivers are used");
+        assert!(Alerts::default().sinks() == payments::AlertSinks::default());
+
+        let masked = config.masked().expect("shown");
+        assert_eq!(masked["alerts"]["slack_webhook_url"].as_str(), Some("***"));
+        for shown in [masked.to_string(), format!("{config:?}")] {
+            assert!(!shown.contains("hooks.example"), "{shown}");
+            assert!(!shown.contains(key), "{shown}");
         }
     }
 

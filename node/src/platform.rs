@@ -319,7 +319,7 @@ impl Platform {
             identity: local.identity(),
             cfa: local.cfa(),
             chain: local.chain(),
-            alerts: payments::AlertSinks::from_env(|name| std::env::var(name).ok()),
+            alerts: config.alerts.sinks(),
         };
         let payments = payments::start(payments_config, payments_deps, stages.services.clone())
             .await

@@ -1,8 +1,9 @@
 //! Sinks of critical alerts besides the log: Slack and PagerDuty (specification 5.7, R022).
 //!
-//! Environment variables name the receivers. Alerts are events of the payments topic. A consumer
-//! delivers them at least once and retries while a receiver is unavailable. Without a receiver the
-//! log is the only sink. The variables are secrets and are never printed.
+//! The settings `[alerts]` or environment variables name the receivers. Alerts are events of the
+//! payments topic. A consumer delivers them at least once and retries while a receiver is
+//! unavailable. Without a receiver the log is the only sink. The receivers are secrets and are
+//! never printed.
 
 use std::{fmt, time::Duration};
 
@@ -33,7 +34,7 @@ impl fmt::Debug for AlertSinks {
 }
 
 impl AlertSinks {
-    /// Reads the receivers with `variable`, usually `|name| std::env::var(name).ok()`.
+    /// Reads the receivers with `variable`, which returns the value of a name.
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> AlertSinks {
         let non_blank = |name| variable(name).filter(|value| !value.trim().is_empty());
         AlertSinks {

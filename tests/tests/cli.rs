@@ -168,19 +168,18 @@ fn r350_commands_work_against_a_running_platform() {
             "{holders}"
         );
 
-        // Human-readable output has one line per field and shows an amount as one word.
-        let printed = platform
-            .cli(&["subaccount", "balance", "--subaccount-id", &subaccount])
-            .await
-            .success();
-        assert!(
-            printed
-                .stdout
-                .lines()
-                .any(|line| line.trim() == "balance: 1500.00"),
-            "{}",
-            printed.stdout
-        );
+        // Human-readable output: a table with units.
+        for noun in ["subaccount", "ledger"] {
+            let words = [noun, "balance", "--subaccount-id", &subaccount];
+            let shown = platform.cli(&words).await.success().stdout;
+            let row = shown.lines().find(|line| line.starts_with(&subaccount));
+            let columns: Vec<&str> = row.unwrap_or_default().split_whitespace().collect();
+            assert_eq!(
+                columns.get(1..3),
+                Some(&["1500.00", "CFA-RUB"][..]),
+                "{shown}"
+            );
+        }
 
         // A repeated key is executed once.
         let key = [
@@ -311,7 +310,8 @@ fn r350_config_prints_what_is_in_force() {
             .env("PLATFORM_LISTEN__LEDGER", "127.0.0.1:7777")
             .env("PLATFORM_LISTEN__BANK", "127.0.0.1:9999")
             .env("PLATFORM_LISTEN__TRADING", "127.0.0.1:9998")
-            .env("PLATFORM_LISTEN__PAYMENTS", "127.0.0.1:9997");
+            .env("PLATFORM_LISTEN__PAYMENTS", "0.0.0.0:9997")
+            .env("SLACK_WEBHOOK_URL", "https://hooks.example/T0/secret");
         let output = tokio::time::timeout(5 * tests::process::PATIENCE, with_env.output()).await;
         let output = output.expect("it ends").expect("the binary runs");
         let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -327,6 +327,7 @@ fn r350_config_prints_what_is_in_force() {
             ("/payments/bank_url", "http://127.0.0.1:9999/"),
             ("/bank/webhook_url", "http://127.0.0.1:9997/webhook"),
             ("/market/quic_listen", "127.0.0.1:9998"),
+            ("/alerts/slack_webhook_url", "***"),
         ] {
             assert_eq!(found.pointer(pointer), Some(&json!(address)), "{pointer}");
         }

@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Map, Value, json};
 
-use super::{schema, table};
+use super::{ledger, output, schema, table, units};
 
 /// Address and credential of calls.
 #[derive(Clone)]
@@ -146,10 +146,21 @@ pub async fn run(
         if json {
             println!("{}", serde_json::to_string_pretty(&answer)?);
         } else {
-            print!("{}", super::output::text(&answer));
+            print!("{}", text(entry.path, answer.clone()));
         }
         check_report(entry.path, &answer)
     }))
+}
+
+/// The answer of a call as text. Amounts of the ledger have units.
+fn text(path: &str, mut answer: Value) -> String {
+    if path.starts_with(units::CALLS) {
+        units::add(&mut answer);
+    }
+    match path {
+        ledger::BALANCE => ledger::balance(&answer),
+        _ => output::text(&answer),
+    }
 }
 
 /// A reconciliation that does not balance is an error of the command, for schedulers.
@@ -230,6 +241,21 @@ mod tests {
         ] {
             assert_eq!(base(given), url);
         }
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_the_words_for_a_balance_print_the_same_table() {
+        let answer = json!({
+            "subaccountId": "anna:CFA-RUB", "instrumentId": "CFA-RUB",
+            "balance": { "value": "100.50" },
+        });
+        let mut entries = table::ENTRIES.iter();
+        let entry = entries.find(|entry| (entry.noun, entry.verb) == ("subaccount", "balance"));
+        assert_eq!(entry.map(|entry| entry.path), Some(ledger::BALANCE));
+        let shown = text(ledger::BALANCE, answer);
+        assert!(shown.starts_with("SUB-ACCOUNT "), "{shown}");
+        assert!(shown.contains("anna:CFA-RUB  100.50 CFA-RUB"), "{shown}");
     }
 
     // rows: R350

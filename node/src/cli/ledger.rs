@@ -10,11 +10,13 @@ use ledger::LedgerConfig;
 use serde_json::Value;
 
 use super::call::{self, Target};
-use super::output::table;
+use super::output::{self, table};
+use super::units;
 use crate::config::Config;
 use crate::rebuild;
 
-const BALANCE: &str = "dfa.ledger.v1.LedgerService/GetBalance";
+/// `platform subaccount balance` and `platform ledger balance` print the same table.
+pub const BALANCE: &str = "dfa.ledger.v1.LedgerService/GetBalance";
 const STATEMENT: &str = "dfa.ledger.v1.LedgerService/GetStatement";
 const HOLDS: &str = "dfa.ledger.v1.LedgerService/ListHolds";
 const TRIAL_BALANCE: &str = "dfa.ledger.v1.LedgerService/GetTrialBalance";
@@ -56,14 +58,19 @@ pub async fn run(
         "verify" => return Some(verify(config, matches, json).await),
         _ => return None,
     };
-    Some(call::ask(target, path, matches).await.and_then(|answer| {
-        if json {
-            println!("{}", serde_json::to_string_pretty(&answer)?);
-        } else {
-            print!("{}", show(&answer));
-        }
-        Ok(())
-    }))
+    Some(
+        call::ask(target, path, matches)
+            .await
+            .and_then(|mut answer| {
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&answer)?);
+                } else {
+                    units::add(&mut answer);
+                    print!("{}", show(&answer));
+                }
+                Ok(())
+            }),
+    )
 }
 
 async fn verify(
@@ -96,21 +103,9 @@ async fn verify(
     }
 }
 
-/// A field as one token. Text, numbers, decimals and amounts are supported.
+/// A field as one token.
 fn word(value: &Value, name: &str) -> String {
-    match &value[name] {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        Value::Object(object) => match object.get("amount") {
-            Some(amount) => word_of_decimal(amount),
-            None => word_of_decimal(&value[name]),
-        },
-        _ => String::new(),
-    }
-}
-
-fn word_of_decimal(value: &Value) -> String {
-    value["value"].as_str().unwrap_or_default().to_owned()
+    output::word(&value[name]).unwrap_or_default()
 }
 
 fn rows<const N: usize>(list: &Value, names: [&str; N]) -> Vec<[String; N]> {
@@ -141,7 +136,8 @@ fn with_next(mut out: String, answer: &Value) -> String {
     out
 }
 
-fn balance(answer: &Value) -> String {
+/// The table of a balance, whose decimals have units.
+pub fn balance(answer: &Value) -> String {
     let names = [
         "subaccountId",
         "balance",
@@ -250,8 +246,9 @@ mod tests {
     // rows: R350
     #[test]
     fn r350_a_statement_is_a_table_between_its_balances() {
-        let answer = json!({
+        let mut answer = json!({
             "subaccountId": "u1:CFA-RUB",
+            "instrumentId": "CFA-RUB",
             "openingBalance": { "value": "0.00" },
             "closingBalance": { "value": "9.50" },
             "sumIn": { "value": "9.50" },
@@ -264,20 +261,51 @@ mod tests {
             }],
             "pagination": { "nextPageToken": "abc" },
         });
+        units::add(&mut answer);
         assert_eq!(
             statement(&answer),
-            "u1:CFA-RUB, opening balance 0.00\n\
-             VERSION  AT                    TYPE     OPERATION  COUNTERPARTY            AMOUNT  BALANCE\n\
-             1        2026-11-21T10:00:00Z  DEPOSIT  op-1       system:reserve:CFA-RUB  9.50    9.50\n\
-             in 9.50, out 0.00, closing balance 9.50\n\
+            "u1:CFA-RUB, opening balance 0.00 CFA-RUB\n\
+             VERSION  AT                    TYPE     OPERATION  COUNTERPARTY                  AMOUNT       BALANCE\n\
+             \x20     1  2026-11-21T10:00:00Z  DEPOSIT  op-1       system:reserve:CFA-RUB  9.50 CFA-RUB  9.50 CFA-RUB\n\
+             in 9.50 CFA-RUB, out 0.00 CFA-RUB, closing balance 9.50 CFA-RUB\n\
              more: --page-token abc\n"
         );
-        let hold = json!({ "holds": [{
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_holds_balances_and_totals_have_units() {
+        let mut answer = json!({ "holds": [{
             "holdId": "h", "subaccountId": "s", "status": "HOLD_STATUS_ACTIVE",
-            "amount": { "currencyCode": "CFA-RUB", "amount": { "value": "5" } }, "reason": "why",
+            "amount": { "currencyCode": "CFA-RUB", "amount": { "value": "5" } },
+            "consumed": { "value": "0" }, "reason": "why",
         }] });
+        units::add(&mut answer);
+        assert_eq!(
+            holds(&answer),
+            "HOLD  SUB-ACCOUNT  STATUS     AMOUNT  REMAINING   CONSUMED  REASON\n\
+             h     s            ACTIVE  5 CFA-RUB             0 CFA-RUB  why\n"
+        );
+
+        let mut answer = json!({
+            "subaccountId": "u1:BOND-1", "instrumentId": "BOND-1", "version": "3",
+            "balance": { "value": "12" }, "held": { "value": "2" },
+            "unsettled": { "value": "0" }, "available": { "value": "10" },
+        });
+        units::add(&mut answer);
+        assert_eq!(
+            balance(&answer),
+            "SUB-ACCOUNT    BALANCE      HELD  UNSETTLED  AVAILABLE  VERSION\n\
+             u1:BOND-1    12 BOND-1  2 BOND-1   0 BOND-1  10 BOND-1        3\n"
+        );
+
+        let line = |id: &str| json!({ "instrumentId": id, "total": { "value": "0" } });
+        let mut answer = json!({ "lines": [line("BOND-1"), line("CFA-RUB")] });
+        units::add(&mut answer);
+        let shown = trial_balance(&answer);
         assert!(
-            holds(&hold).ends_with("h     s            ACTIVE  5                            why\n")
+            shown.contains(" 0 BOND-1\n") && shown.contains(" 0 CFA-RUB\n"),
+            "{shown}"
         );
     }
 

@@ -11,9 +11,10 @@ pub mod load;
 pub mod output;
 pub mod schema;
 pub mod table;
+mod units;
 
 use sequencer::priority;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 
-use crate::config::{Config, Listen};
+use crate::config::{Config, Listen, reachable};
 use crate::platform::Platform;
 use crate::{demo, proof, replay, run};
 use call::Target;
@@ -98,7 +99,7 @@ pub fn command() -> Command {
                 .help("Bearer token [default: a sandbox token of an operator's desk]"),
         )
         .subcommand(Command::new("run").about("Run the platform: every service in one process"))
-        .subcommand(Command::new("config").about("Print the configuration in force, passwords masked"))
+        .subcommand(Command::new("config").about("Print the configuration in force, secrets masked"))
         .subcommand(
             Command::new("demo")
                 .about("Run the whole life cycle of an asset, from deposit to maturity, and check every step")
@@ -258,26 +259,36 @@ fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(&shown)?);
     } else {
-        print!("{}", toml::to_string(&shown).context("configuration")?);
+        let text = toml::to_string(&shown).context("configuration")?;
+        print!("{}", explained(&text));
     }
     Ok(())
+}
+
+/// The TOML text with a comment at each address whose port is chosen at the start.
+fn explained(text: &str) -> String {
+    let explained = |line: &str| match has_port_0(line) {
+        true => format!("{line}  # 0: a free port is chosen at the start\n"),
+        false => format!("{line}\n"),
+    };
+    text.lines().map(explained).collect()
+}
+
+/// True for a line `name = "address"` or `name = "url"` with port 0.
+fn has_port_0(line: &str) -> bool {
+    let value = line.split_once(" = ").map(|(_, value)| value);
+    let text = value.and_then(|value| value.strip_prefix('"')?.strip_suffix('"'));
+    text.is_some_and(|text| {
+        let address = text.parse::<SocketAddr>();
+        address.is_ok_and(|address| address.port() == 0)
+            || reqwest::Url::parse(text).is_ok_and(|url| url.port() == Some(0))
+    })
 }
 
 fn print_completions(matches: &ArgMatches) -> anyhow::Result<()> {
     let shell: &Shell = matches.get_one("shell").context("a shell")?;
     clap_complete::generate(*shell, &mut command(), "platform", &mut std::io::stdout());
     Ok(())
-}
-
-/// The address to connect to for a listener of this machine: loopback for an unspecified address.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address.is_ipv4() {
-            true => Ipv4Addr::LOCALHOST.into(),
-            false => Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
 }
 
 /// Source and speed of `replay`. The speed is a multiple of the recorded pace; `None`: as fast as
@@ -397,6 +408,31 @@ mod tests {
         );
         assert_eq!(at("http://[::1]:8080/"), Some("[::1]:8090".to_owned()));
         assert_eq!(at("/only/a/path"), None);
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_a_port_that_is_chosen_at_the_start_is_explained() {
+        let mut config = super::Config {
+            listen: super::Listen::on_free_ports(),
+            ..super::Config::default()
+        };
+        config.listen.ledger = "127.0.0.1:8081".parse().expect("an address");
+        let config = config.with_derived_settings();
+        let shown = config.masked().expect("shown");
+        let text = super::explained(&toml::to_string(&shown).expect("TOML"));
+        let comment = "  # 0: a free port is chosen at the start";
+        for line in [
+            "all = \"127.0.0.1:0\"",
+            "quic_listen = \"127.0.0.1:0\"",
+            "webhook_url = \"http://127.0.0.1:0/webhook\"",
+        ] {
+            let line = format!("{line}{comment}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(text.contains("ledger = \"127.0.0.1:8081\"\n"), "{text}");
+        let read: toml::Table = toml::from_str(&text).expect("still TOML");
+        assert_eq!(read, shown);
     }
 
     // rows: R350
