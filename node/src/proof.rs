@@ -1,7 +1,11 @@
 //! `platform proof`: prints the proof of balances of a running platform (crate `proof`).
 
-use ::proof::{Difference, Proof, ProofDeps, ProofOptions, prove};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
+use indicatif::ProgressBar;
 use rpc::Channel;
 
 use crate::cli::call::Target;
@@ -20,15 +24,66 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
         // Reconciliation is a treasury call.
         payments: Some(channel("sandbox.treasury")?),
     };
+    let display = Arc::new(Display::new());
+    let shown = display.clone();
     let options = ProofOptions {
-        progress: |reading, differences| {
-            eprintln!("reading {reading}: {differences} unexplained differences, reading again");
-        },
+        progress: Arc::new(move |progress| shown.show(progress)),
         ..ProofOptions::default()
     };
-    prove(&deps, options)
-        .await
-        .with_context(|| format!("proof of balances of {}", target.url))
+    let proof = prove(&deps, options).await;
+    display.bar.finish_and_clear();
+    proof.with_context(|| format!("proof of balances of {}", target.url))
+}
+
+/// Pause before the first line of progress and between two, if standard error is no terminal.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Shows progress on standard error: at once on one line of a terminal, otherwise as lines.
+struct Display {
+    /// Hidden if standard error is no terminal.
+    bar: ProgressBar,
+    /// Earliest time of the next line.
+    next: Mutex<Instant>,
+}
+
+impl Display {
+    fn new() -> Self {
+        Self {
+            bar: ProgressBar::new_spinner(),
+            next: Mutex::new(Instant::now() + PAUSE),
+        }
+    }
+
+    fn show(&self, progress: Progress) {
+        match progress {
+            Progress::Reads(counts) if !self.bar.is_hidden() => {
+                self.bar.set_message(counts.to_string());
+            }
+            Progress::Reads(counts) => {
+                if is_due(&self.next, Instant::now()) {
+                    eprintln!("{counts}");
+                }
+            }
+            Progress::Repeats {
+                reading,
+                differences,
+            } => self.bar.suspend(|| {
+                eprintln!(
+                    "reading {reading}: {differences} unexplained differences, reading again"
+                );
+            }),
+        }
+    }
+}
+
+/// True at most once per [`PAUSE`].
+fn is_due(next: &Mutex<Instant>, now: Instant) -> bool {
+    let mut next = next.lock().expect("no panic under the lock");
+    let is_due = now >= *next;
+    if is_due {
+        *next = now + PAUSE;
+    }
+    is_due
 }
 
 /// Maximum differences in the printed table; `--json` prints all of them.
@@ -227,6 +282,17 @@ mod tests {
             text.contains("... and 2 more (--json prints all)\n"),
             "{text}"
         );
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_progress_is_printed_after_a_second_and_then_once_a_second() {
+        let start = Instant::now();
+        let next = Mutex::new(start + PAUSE);
+        let printed = |ms: &u64| is_due(&next, start + Duration::from_millis(*ms));
+        let times = [0, 999, 1_000, 1_001, 1_999, 2_500, 3_499, 3_500];
+        let printed: Vec<u64> = times.into_iter().filter(printed).collect();
+        assert_eq!(printed, [1_000, 2_500, 3_500]);
     }
 
     // rows: R350

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `read` | one reading: all figures, over public calls of ledger, CFA service and payments |
 //! | `compare` | the differences of a reading, without I/O |
+//! | `progress` | what a reading has read so far |
 //!
 //! A reading is not a snapshot: while money moves, its figures are of different moments. So
 //! readings are repeated, up to [`ProofOptions::readings_max`], until one has no unexplained
@@ -13,8 +14,10 @@
 //! here. On-chain holdings come from the CFA service's registry.
 
 mod compare;
+mod progress;
 mod read;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_recursion::async_recursion as boxed;
@@ -22,6 +25,7 @@ use serde::Serialize;
 use service_clients::CallError;
 
 pub use compare::{Difference, DifferenceName, Holder, InstrumentProof, judge};
+pub use progress::{Counts, Part, Progress};
 pub use read::Reading;
 
 /// The services to read. All channels carry a service or operator credential.
@@ -34,15 +38,14 @@ pub struct ProofDeps {
 }
 
 /// Repetition of readings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct ProofOptions {
     /// Maximum readings before a difference is reported.
     pub readings_max: u32,
     /// Pause between two readings.
     pub pause_ms: u64,
-    /// Called before a reading is repeated, with its number and its count of unexplained
-    /// differences.
-    pub progress: fn(u32, usize),
+    /// Called at each part and each page of a reading, and before a reading is repeated.
+    pub progress: Arc<dyn Fn(Progress) + Send + Sync>,
 }
 
 impl Default for ProofOptions {
@@ -50,7 +53,7 @@ impl Default for ProofOptions {
         Self {
             readings_max: 10,
             pause_ms: 500,
-            progress: |_, _| {},
+            progress: Arc::new(|_| {}),
         }
     }
 }
@@ -88,7 +91,8 @@ pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, Cal
     let mut readings = 0;
     loop {
         readings += 1;
-        let reading = read::read(deps).await?;
+        let meter = progress::Meter::new(readings, &*options.progress);
+        let reading = read::read(deps, &meter).await?;
         let (instruments, differences) = judge(&reading);
         let unexplained = differences
             .iter()
@@ -103,7 +107,10 @@ pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, Cal
                 differences,
             });
         }
-        (options.progress)(readings, unexplained);
+        (options.progress)(Progress::Repeats {
+            reading: readings,
+            differences: unexplained,
+        });
         tokio::time::sleep(Duration::from_millis(options.pause_ms)).await;
     }
 }

@@ -11,6 +11,7 @@ use types::{
 };
 
 use crate::compare::{plus, sum};
+use crate::progress::{Meter, Part};
 use crate::{BankProof, ProofDeps};
 
 /// Name of this crate as the calling service.
@@ -41,7 +42,7 @@ pub struct InstrumentReading {
 }
 
 /// Reads all figures once.
-pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
+pub async fn read(deps: &ProofDeps, meter: &Meter<'_>) -> Answer<Reading> {
     let context = &Context::new(SOURCE);
     let ledger = LedgerClient::new(deps.ledger.clone(), SOURCE);
     let cfa = CfaClient::new(deps.cfa.clone(), SOURCE);
@@ -64,13 +65,19 @@ pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
         let (supply, _) = cfa.supply(context, &id).await?;
         instruments.entry(id).or_default().chain_supply = Some(supply);
     }
-    for (id, of) in &mut instruments {
-        let names = sub_accounts(&ledger, context, id, of).await?;
+    let total = instruments.len();
+    for (done, (id, of)) in instruments.iter_mut().enumerate() {
+        meter.update(|counts| {
+            counts.part = Part::LedgerHolders;
+            (counts.instruments, counts.instruments_total) = (done, total);
+        });
+        let names = sub_accounts(&ledger, context, id, of, meter).await?;
         if id == CFA_RUB {
             redemptions(&ledger, context, of).await?;
         }
         if of.chain_supply.is_some() {
-            holders(&cfa, context, id, of, &names).await?;
+            meter.update(|counts| counts.part = Part::ChainHolders);
+            holders(&cfa, context, id, of, &names, meter).await?;
         }
     }
     // Drops unregistered instruments of which no account has units.
@@ -78,7 +85,10 @@ pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
         of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
     });
     let bank = match &deps.payments {
-        Some(channel) => Some(bank(PaymentsClient::new(channel.clone(), SOURCE), context).await?),
+        Some(channel) => {
+            meter.update(|counts| (counts.part, counts.instruments) = (Part::Bank, total));
+            Some(bank(PaymentsClient::new(channel.clone(), SOURCE), context).await?)
+        }
         None => None,
     };
     Ok(Reading { instruments, bank })
@@ -90,9 +100,11 @@ async fn sub_accounts(
     context: &Context,
     id: &str,
     of: &mut InstrumentReading,
+    meter: &Meter<'_>,
 ) -> Answer<BTreeMap<String, String>> {
     let mut names = BTreeMap::new();
-    let accounts = ledger.sub_accounts(context, id).await?;
+    let on_page = |rows: usize| meter.update(|counts| counts.ledger_holders += rows);
+    let accounts = ledger.sub_accounts(context, id, &on_page).await?;
     of.held = sum(accounts.iter().map(|account| &account.held));
     for account in accounts {
         if let Some(holder) = subaccount::holder(&account.subaccount_id) {
@@ -136,8 +148,10 @@ async fn holders(
     id: &str,
     of: &mut InstrumentReading,
     names: &BTreeMap<String, String>,
+    meter: &Meter<'_>,
 ) -> Answer<()> {
-    for holder in cfa.holders(context, id).await? {
+    let on_page = |rows: usize| meter.update(|counts| counts.chain_holders += rows);
+    for holder in cfa.holders(context, id, &on_page).await? {
         let at = holder.address.to_ascii_lowercase();
         let name = match names.get(&at) {
             Some(name) => name.clone(),

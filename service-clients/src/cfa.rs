@@ -185,9 +185,14 @@ impl CfaClient {
         Ok((total, answer.block_number))
     }
 
-    /// On-chain holders of an instrument.
+    /// On-chain holders of an instrument. `on_page` receives the number of rows of each page.
     #[boxed]
-    pub async fn holders(&self, context: &Context, instrument_id: &str) -> Answer<Vec<Holder>> {
+    pub async fn holders(
+        &self,
+        context: &Context,
+        instrument_id: &str,
+        on_page: &(dyn Fn(usize) + Sync),
+    ) -> Answer<Vec<Holder>> {
         all_pages(|pagination| {
             let request = pb::ListHoldersRequest {
                 context: self.peer.context(context),
@@ -197,6 +202,7 @@ impl CfaClient {
             };
             async move {
                 let page = self.peer.call(request, call!(list_holders)).await?;
+                on_page(page.holders.len());
                 let holders = page.holders.into_iter().map(|holder| {
                     let balance = number_or_zero(holder.balance.as_ref());
                     Ok(Holder {

@@ -339,11 +339,13 @@ impl LedgerClient {
     }
 
     /// All sub-accounts of an instrument, or of all instruments if `instrument_id` is empty.
+    /// `on_page` receives the number of rows of each page.
     #[boxed]
     pub async fn sub_accounts(
         &self,
         context: &Context,
         instrument_id: &str,
+        on_page: &(dyn Fn(usize) + Sync),
     ) -> Answer<Vec<SubAccount>> {
         all_pages(|pagination| {
             let request = pb::ListSubAccountsRequest {
@@ -354,6 +356,7 @@ impl LedgerClient {
             };
             async move {
                 let page = self.peer.call(request, call!(list_sub_accounts)).await?;
+                on_page(page.subaccounts.len());
                 Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
             }
         })

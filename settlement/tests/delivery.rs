@@ -3,10 +3,10 @@
 
 mod world;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use proof::{ProofDeps, ProofOptions, prove};
+use proof::{Part, Progress, ProofDeps, ProofOptions, prove};
 use proto::cfa::v1 as cfa_wire;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::common::v1::{InstrumentType, KycStatus, OperationStatus};
@@ -26,6 +26,44 @@ use world::{FUNDED, INSTRUMENTS, Market, USERS, in_time, node};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const CREDENTIAL: &str = "sandbox.service";
+
+/// Options of a proof that records its progress.
+fn with_progress() -> (ProofOptions, Arc<Mutex<Vec<Progress>>>) {
+    let seen: Arc<Mutex<Vec<Progress>>> = Arc::default();
+    let recorded = seen.clone();
+    let options = ProofOptions {
+        progress: Arc::new(move |progress| recorded.lock().unwrap().push(progress)),
+        ..ProofOptions::default()
+    };
+    (options, seen)
+}
+
+/// Asserts that a proof of three instruments without a bank reported ledger and chain holders, with
+/// counts that reach all users and never decrease within a reading.
+fn assert_progress(seen: &[Progress]) {
+    let reads = seen.iter().filter_map(|progress| match progress {
+        Progress::Reads(counts) => Some(*counts),
+        Progress::Repeats { .. } => None,
+    });
+    let reads: Vec<_> = reads.collect();
+    let parts: Vec<_> = reads.iter().map(|counts| counts.part).collect();
+    assert_eq!(parts.first(), Some(&Part::LedgerHolders));
+    assert!(parts.contains(&Part::ChainHolders), "{parts:?}");
+    assert!(!parts.contains(&Part::Bank), "{parts:?}");
+    for pair in reads
+        .windows(2)
+        .filter(|pair| pair[0].reading == pair[1].reading)
+    {
+        assert!(pair[0].instruments <= pair[1].instruments, "{pair:?}");
+        assert!(pair[0].ledger_holders <= pair[1].ledger_holders, "{pair:?}");
+        assert!(pair[0].chain_holders <= pair[1].chain_holders, "{pair:?}");
+    }
+    let last = reads.last().expect("progress");
+    let holders = 3 * USERS as usize;
+    assert_eq!(last.instruments_total, 3);
+    assert!(last.ledger_holders >= holders, "{last:?}");
+    assert!(last.chain_holders >= holders, "{last:?}");
+}
 
 struct Services {
     ledger: rpc::Channel,
@@ -341,8 +379,10 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
         cfa: services.cfa.clone(),
         payments: None,
     };
-    let proof = prove(&deps, ProofOptions::default()).await.unwrap();
+    let (options, seen) = with_progress();
+    let proof = prove(&deps, options).await.unwrap();
     assert!(proof.ok, "{:#?}", proof.differences);
+    assert_progress(&seen.lock().unwrap());
     assert_eq!(proof.instruments.len(), 3);
     for instrument in &proof.instruments {
         assert_eq!(

@@ -128,7 +128,7 @@ impl Chain {
 async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
     let context = CallContext::new(SOURCE);
     let mut read = Ledger::default();
-    for row in ledger.sub_accounts(&context, "").await? {
+    for row in ledger.sub_accounts(&context, "", &|_: usize| {}).await? {
         read.subaccounts += 1;
         let key = (
             row.instrument_id,
