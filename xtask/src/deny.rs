@@ -1,6 +1,7 @@
 //! Checks licences, banned crates, sources and known vulnerabilities of all dependencies against
-//! `deny.toml`. The pinned tool is installed once under `target/tools`. The advisory database is a
-//! repository on another host: if it is unreachable, the check prints that it was skipped.
+//! `deny.toml`. The pinned tool is installed once in `tools` of the target directory. The advisory
+//! database is a repository on another host: if it is unreachable, the check prints that it was
+//! skipped.
 
 use crate::shell;
 
@@ -16,7 +17,7 @@ const DATABASE: &str = "https://github.com/rustsec/advisory-db";
 /// is unreachable.
 pub fn run(advisories: bool) -> anyhow::Result<()> {
     let root = shell::root();
-    let tools = root.join("target").join("tools");
+    let tools = shell::target(&root).join("tools");
     let tool = tools.join("bin").join("cargo-deny");
     let tool = tool.to_string_lossy();
     let is_there = tools.join("bin").join("cargo-deny").is_file()

@@ -66,7 +66,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
         works,
         "libFuzzer needs a C++ compiler: `{compiler}` does not run; set CXX to another"
     );
-    let host = host(root)?;
+    let host = shell::host(root)?;
     // A separate folder: its flags differ from those of every other build.
     let target = shell::target(root).join("fuzz");
     // With `--target`, RUSTFLAGS do not apply to build scripts and macros.
@@ -86,13 +86,6 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     ];
     shell::run_with(root, "cargo", &args, &environment)?;
     Ok(target.join(host).join("release/fuzz"))
-}
-
-/// Host triple of the compiler.
-fn host(root: &Path) -> anyhow::Result<String> {
-    let version = shell::output(root, "rustc", &["--version", "--verbose"])?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc prints no host triple")?.to_owned())
 }
 
 /// Runs one target on its corpus, which is kept for the next run.

@@ -94,9 +94,7 @@ fn build() -> anyhow::Result<PathBuf> {
         "cargo",
         &["build", "--release", "--package", "harness"],
     )?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(target.join("release/libharness.so"))
+    Ok(shell::target(&root).join("release/libharness.so"))
 }
 
 /// Runs the conformance gate, which compares reports and book of each case with those of other

@@ -56,8 +56,8 @@ enum Task {
     /// The release build as the README starts it, the demonstration, and the tests of both on that
     /// binary.
     Demo,
-    /// Release archive in `target/dist`: stripped binary, completions, licence. Needs `strip` and
-    /// `tar`.
+    /// Release archive in `target/dist`: stripped binary, completions, documents, table of crates.
+    /// Needs `strip` and `tar`.
     Dist,
     /// The tests that need services or file systems. Needs root, and the programs that `--help`
     /// names.

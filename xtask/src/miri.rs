@@ -9,14 +9,12 @@ use crate::shell;
 /// Runs the tests of `slab.rs` and the scripted rules of the engine under Miri. The seeded
 /// comparison with the naive book is left out: it would take hours.
 pub fn run() -> anyhow::Result<()> {
+    let root = shell::root();
+    let target = shell::target(&root).join("miri");
+    let target = target.to_string_lossy();
     for which in [&["--lib", "--", "slab"][..], &["--test", "rules"]] {
         let words = [&["+nightly", "miri", "test", "--package", "engine"], which].concat();
-        shell::run_with(
-            &shell::root(),
-            "cargo",
-            &words,
-            &[("CARGO_TARGET_DIR", "target/miri")],
-        )?;
+        shell::run_with(&root, "cargo", &words, &[("CARGO_TARGET_DIR", &*target)])?;
     }
     Ok(())
 }

@@ -19,12 +19,23 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Cargo's target directory.
+/// Cargo's target directory. A relative `CARGO_TARGET_DIR` is relative to `root`, where the tasks
+/// start cargo.
 pub fn target(root: &Path) -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(target) => root.join(target),
         None => root.join("target"),
     }
+}
+
+/// Host triple of the compiler.
+///
+/// # Errors
+/// `rustc` does not run, or prints no host.
+pub fn host(root: &Path) -> anyhow::Result<String> {
+    let version = output(root, "rustc", &["--version", "--verbose"])?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc prints no host triple")?.to_owned())
 }
 
 /// A command without the variables that `cargo run` sets for xtask's own package. Build scripts
