@@ -14,3 +14,4 @@ mod rules;
 mod schema;
 mod unfinished;
 mod values;
+mod versions;
