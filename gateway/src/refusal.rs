@@ -278,7 +278,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::Expired => bad("order.expires_at", "must be in the future"),
         RejectReason::InvalidAmend => bad(
             "quantity",
-            "must exceed the filled quantity; the amend must change the order",
+            "must exceed the filled quantity; an amend must change a limit order",
         ),
         RejectReason::TooManyOrders => {
             rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)

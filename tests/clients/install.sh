@@ -27,7 +27,7 @@ tool() { # binary, module@version
     fi
     mkdir -p "$work/ts"
     cp "$here/ts/package.json" "$here/ts/client.ts" "$work/ts/"
-    if ! cmp -s "$here/ts/package.json" "$work/ts/installed.json"; then
+    if [ ! -x "$work/ts/node_modules/.bin/tsx" ] || ! cmp -s "$here/ts/package.json" "$work/ts/installed.json"; then
         npm install --silent --prefix "$work/ts"
         cp "$here/ts/package.json" "$work/ts/installed.json"
     fi

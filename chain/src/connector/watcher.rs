@@ -107,7 +107,7 @@ impl Watcher {
         receipts.retain(|receipt| ours.contains(&receipt.tx_hash));
         if receipts.len() != ours.len() {
             return Err(ChainError::Unavailable(format!(
-                "block {} has {} transactions of this connector but the node returned {} receipts",
+                "block {} has {} transactions of this connector but the node returned {} of their receipts",
                 block.number,
                 ours.len(),
                 receipts.len()

@@ -66,7 +66,7 @@ const EXPLAINED: &[&str] = &[
     "WHERE l.instrument_id = ANY($1)",
     "JOIN postings p ON p.debit_subaccount_id = j.id",
     // writes
-    "WITH moved AS (UPDATE sub_accounts",
+    "WITH updated AS (UPDATE sub_accounts",
     "UPDATE sub_accounts s SET balance",
     "SELECT 1 FROM audit_blocks b WHERE b.block = (SELECT MAX(block) FROM audit_blocks)",
     "INSERT INTO users",
