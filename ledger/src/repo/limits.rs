@@ -3,9 +3,9 @@
 //! Cost of a group while limits exist: one statement for the limits. On SQLite one statement per
 //! limit and affected sub-account, which follows the links from the last posting back to the
 //! window's start. On PostgreSQL at most one statement per limit; for each sub-account with at
-//! least [`SEARCH_POSTINGS_MIN`] postings one more per step of the binary search for the window's start.
-//! Without limits: none. Known limitation: a limit on every user costs thousands of statements in a
-//! group of thousands of accounts.
+//! least [`SEARCH_POSTINGS_MIN`] postings one more per step of the binary search for the window's
+//! start. Without limits: none. Known limitation: a limit on every user costs thousands of
+//! statements in a group of thousands of accounts.
 
 use std::collections::BTreeSet;
 
