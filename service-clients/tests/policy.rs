@@ -7,7 +7,7 @@ use proto::common::v1::RequestContext;
 use proto::payments::v1::Payout;
 use rpc::{Channel, Context};
 use service_clients::{CallError, PaymentStatus, PaymentsClient, Policy};
-use testkit::{Fault, Peers};
+use testkit::{Fault, ServiceDoubles};
 use tonic::{Code, Status};
 use types::Minor;
 
@@ -17,8 +17,8 @@ const POLICY: Policy = Policy {
     pause: Duration::from_millis(10),
 };
 
-fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<Peers>) {
-    let double = Arc::new(Peers::default());
+fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<ServiceDoubles>) {
+    let double = Arc::new(ServiceDoubles::default());
     double.with(|state| {
         state.faults = faults.into_iter().collect();
         let payout = Payout {
@@ -35,7 +35,7 @@ fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<
 }
 
 /// Contexts of all attempts.
-fn seen(double: &Peers) -> Vec<RequestContext> {
+fn seen(double: &ServiceDoubles) -> Vec<RequestContext> {
     let seen = double.with(|state| state.payments_contexts.clone());
     assert!(seen.iter().all(|context| context.source == "cfa"));
     seen

@@ -69,7 +69,7 @@ struct Services {
     ledger: rpc::Channel,
     cfa: rpc::Channel,
     identity: rpc::Channel,
-    payments: Arc<testkit::Peers>,
+    payments: Arc<testkit::ServiceDoubles>,
     token: CancellationToken,
     _slots: Vec<rpc::LocalSlot>,
 }
@@ -118,7 +118,7 @@ impl Services {
         .await
         .unwrap();
         slots[1].fill(rpc::with_auth(identity.service().routes, &auth));
-        let payments = Arc::new(testkit::Peers::default());
+        let payments = Arc::new(testkit::ServiceDoubles::default());
         slots[3].fill(rpc::with_auth(payments.routes(), &auth));
         let cfa_deps = cfa::CfaDeps {
             log,

@@ -19,5 +19,5 @@ pub mod seed;
 mod wait;
 
 pub use clock::Machine;
-pub use doubles::{Fault, Peers, Person, Registry, Reservation, in_memory};
+pub use doubles::{Fault, Registry, Reservation, ServiceDoubles, TestUser, in_memory};
 pub use wait::{PATIENCE, eventually};

@@ -265,7 +265,7 @@ async fn no_statement_scans_a_table() {
     lists(&mut world, burn.onchain_tx_hash).await;
     world
         .double
-        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+        .with(|state| state.limit_refusal = Some("Daily limit".into()));
     world.double.paid("refused", "alice", "1.00");
     let request = pb::IssueCfaRubRequest {
         context: context(&key()),

@@ -86,13 +86,13 @@ async fn redeem(world: &World, user: usize) -> pb::CfaOperation {
 }
 
 fn bank_answers(world: &World) {
-    world.double.with(|outside| {
+    world.double.with(|state| {
         for user in 0..USERS {
             let answer = match End::of(user) {
                 End::BankRefuses => PaymentStatus::Failed,
                 End::Paid | End::BurnReverts => PaymentStatus::Success,
             };
-            let payout = outside.payouts.get_mut(&payout(user));
+            let payout = state.payouts.get_mut(&payout(user));
             if let Some(payout) = payout.filter(|payout| payout.sent) {
                 payout.status = answer.into();
             }
@@ -183,7 +183,7 @@ async fn r091_chain_ledger_and_bank_agree_after_random_failures() {
         assert_eq!(operation.status(), end.status(), "user {user}");
         let payout = world
             .double
-            .with(|outside| outside.payouts.get(&payout(user)).cloned());
+            .with(|state| state.payouts.get(&payout(user)).cloned());
         let is_paid =
             payout.is_some_and(|payout| payout.sent && payout.status() == PaymentStatus::Success);
         assert_eq!(is_paid, end == End::Paid, "user {user}");

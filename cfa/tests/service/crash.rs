@@ -14,7 +14,7 @@ use proto::identity::v1::identity_service_server::IdentityServiceServer;
 use proto::ledger::v1 as ledger;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
-use testkit::{PATIENCE, Peers, Person, Reservation};
+use testkit::{PATIENCE, Reservation, ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -52,7 +52,7 @@ async fn child_redeems_and_is_killed() {
 }
 
 /// Serves the doubles on a port of this process, which is not killed.
-async fn serve(double: &Arc<Peers>, stop: &CancellationToken) -> String {
+async fn serve(double: &Arc<ServiceDoubles>, stop: &CancellationToken) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
     let listener = listener.await.expect("port");
     let url = format!("http://{}", listener.local_addr().expect("address"));
@@ -79,8 +79,8 @@ async fn serve(double: &Arc<Peers>, stop: &CancellationToken) -> String {
 
 /// Runs an issue and a redemption in a child process until the failpoint kills it. The bank answers
 /// as soon as it has the payout.
-async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentStatus) {
-    double.with(|outside| outside.stranger = Some(Person::default()));
+async fn crash(folder: &Path, double: &Arc<ServiceDoubles>, place: &str, answer: PaymentStatus) {
+    double.with(|state| state.default_user = Some(TestUser::default()));
     double.paid(PAYMENT, "alice", "100.00");
     let stop = CancellationToken::new();
     let url = serve(double, &stop).await;
@@ -109,16 +109,20 @@ async fn crash(folder: &Path, double: &Arc<Peers>, place: &str, answer: PaymentS
 }
 
 /// Sets the bank's answer for all payouts that payments has sent.
-fn bank_answers(double: &Peers, answer: PaymentStatus) {
-    double.with(|outside| {
-        for payout in outside.payouts.values_mut().filter(|payout| payout.sent) {
+fn bank_answers(double: &ServiceDoubles, answer: PaymentStatus) {
+    double.with(|state| {
+        for payout in state.payouts.values_mut().filter(|payout| payout.sent) {
             payout.status = answer.into();
         }
     });
 }
 
 /// The redemption after a restart, once it has ended.
-async fn ended(world: &mut World, double: &Peers, answer: PaymentStatus) -> pb::CfaOperation {
+async fn ended(
+    world: &mut World,
+    double: &ServiceDoubles,
+    answer: PaymentStatus,
+) -> pb::CfaOperation {
     let ended = async {
         loop {
             bank_answers(double, answer);
@@ -159,7 +163,7 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
     ];
     for (place, answer) in cases {
         let folder = tempfile::tempdir().expect("folder");
-        let double = Arc::new(Peers::default());
+        let double = Arc::new(ServiceDoubles::default());
         crash(folder.path(), &double, place, answer).await;
         let settings = Settings {
             double: Some(double.clone()),
@@ -176,7 +180,7 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
             (OperationStatus::Failed, "100.00", 100_00, released)
         };
         assert_eq!(operation.status(), status, "{place}");
-        let payouts = double.with(|outside| outside.payouts.clone());
+        let payouts = double.with(|state| state.payouts.clone());
         let payout = &payouts["payout-1"];
         assert_eq!(payouts.len(), 1, "{place}");
         assert_eq!((payout.sent, payout.status()), (true, answer), "{place}");
@@ -218,7 +222,7 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
         (failpoint::PAYOUT_RELEASED, paid),
     ] {
         let folder = tempfile::tempdir().expect("folder");
-        let double = Arc::new(Peers::default());
+        let double = Arc::new(ServiceDoubles::default());
         crash(folder.path(), &double, place, Success).await;
         bank_answers(&double, Success);
         block_in_store(folder.path()).await;
@@ -253,7 +257,7 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
         assert_eq!(world.tokens("CFA-RUB", "alice").await, tokens, "{place}");
         let balance = world.balance("alice:CFA-RUB").await;
         assert_eq!(balance.available.to_string(), supply, "{place}");
-        let payouts = double.with(|outside| outside.payouts.clone());
+        let payouts = double.with(|state| state.payouts.clone());
         let is_expected = |payout: &proto::payments::v1::Payout| payout.status() == payout_status;
         assert!(payouts.values().all(is_expected), "{place}: {payouts:?}");
         world.stop().await;
@@ -264,9 +268,9 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
 async fn t24_killed_while_a_limit_is_refused_the_money_is_available_again() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let folder = tempfile::tempdir().expect("folder");
-    let double = Arc::new(Peers::default());
+    let double = Arc::new(ServiceDoubles::default());
     let withdrawal = LimitType::Withdrawal.into();
-    double.with(|outside| outside.day_limits.insert(withdrawal, 10_00));
+    double.with(|state| state.daily_limits.insert(withdrawal, 10_00));
     let place = failpoint::LIMIT_REFUSED;
     crash(folder.path(), &double, place, PaymentStatus::Success).await;
     let settings = Settings {
@@ -286,7 +290,7 @@ async fn t24_killed_while_a_limit_is_refused_the_money_is_available_again() {
     assert_eq!(held.status(), ledger::HoldStatus::Released);
     let balance = world.balance("alice:CFA-RUB").await;
     assert_eq!(balance.available.to_string(), "100.00");
-    assert!(double.with(|outside| outside.payouts.is_empty()));
+    assert!(double.with(|state| state.payouts.is_empty()));
     world.stop().await;
 }
 
@@ -301,7 +305,7 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
     ];
     for place in places {
         let folder = tempfile::tempdir().expect("folder");
-        let double = Arc::new(Peers::default());
+        let double = Arc::new(ServiceDoubles::default());
         crash(folder.path(), &double, place, PaymentStatus::Success).await;
         let settings = Settings {
             double: Some(double.clone()),
@@ -322,8 +326,8 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
         world.balance_becomes("alice:CFA-RUB", "100.00").await;
         world.sweep().await;
         assert_eq!(world.supply("CFA-RUB").await, "101.00", "{place}");
-        let reserved = double.with(|outside| outside.reservations.clone());
-        let confirmed = |stored: &Reservation| stored.state == "CONFIRMED" && stored.ends == 1;
+        let reserved = double.with(|state| state.reservations.clone());
+        let confirmed = |stored: &Reservation| stored.state == "CONFIRMED" && stored.end_calls == 1;
         assert!(
             reserved.len() == 2 && reserved.values().all(confirmed),
             "{place}: {reserved:?}"

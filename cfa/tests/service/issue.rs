@@ -235,7 +235,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     ] {
         world
             .double
-            .with(|outside| outside.limit_refusal = Some(text.into()));
+            .with(|state| state.limit_refusal = Some(text.into()));
         let payment = format!("pay {text}");
         world.double.paid(&payment, "alice", "100.00");
         let operation = world
@@ -296,7 +296,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .collect::<Vec<_>>(),
         ["pay Daily limit", "pay KYC level too low"]
     );
-    world.double.with(|outside| outside.limit_refusal = None);
+    world.double.with(|state| state.limit_refusal = None);
     let resolve = |payment: &str, refund| pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: payment.into(),
@@ -326,7 +326,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     assert!(
         world
             .double
-            .with(|outside| outside.payouts["refund-pay KYC level too low"].sent)
+            .with(|state| state.payouts["refund-pay KYC level too low"].sent)
     );
     let again = world
         .cfa
@@ -369,7 +369,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     assert!(
         world
             .double
-            .with(|outside| outside.payouts["refund-pay KYC level too low:2"].sent)
+            .with(|state| state.payouts["refund-pay KYC level too low:2"].sent)
     );
     world.stop().await;
 }
@@ -492,7 +492,7 @@ async fn r061_a_redelivered_fiat_deposited_mints_once() {
 async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    world.double.with(|outside| outside.stranger = None);
+    world.double.with(|state| state.default_user = None);
     let mut cases = vec![
         (request("alice", "-1", "p", "k"), "amount"),
         (request("alice", "1.001", "p", "k"), "amount"),
@@ -580,13 +580,13 @@ async fn refused_deposit(world: &mut World) {
     world.double.paid("pay-1", "alice", "100.00");
     world
         .double
-        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+        .with(|state| state.limit_refusal = Some("Daily limit".into()));
     world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
         .await
         .expect("a result");
-    world.double.with(|outside| outside.limit_refusal = None);
+    world.double.with(|state| state.limit_refusal = None);
     assert_eq!(suspended(world).await.len(), 1);
 }
 
@@ -619,9 +619,9 @@ const OTHER_PAYMENTS: [(&str, Option<Change>); 6] = [
 
 /// Applies a change to `pay-1`; `None` removes it.
 fn change_payment(world: &World, change: Option<Change>) {
-    world.double.with(|outside| match change {
-        Some(change) => change(outside.intents.get_mut("pay-1").expect("intent")),
-        None => outside.intents.clear(),
+    world.double.with(|state| match change {
+        Some(change) => change(state.intents.get_mut("pay-1").expect("intent")),
+        None => state.intents.clear(),
     });
 }
 
@@ -647,7 +647,7 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
     for limit_refusal in [None, Some("Daily limit".to_owned())] {
         world
             .double
-            .with(|outside| outside.limit_refusal = limit_refusal.clone());
+            .with(|state| state.limit_refusal = limit_refusal.clone());
         for (case, change) in OTHER_PAYMENTS {
             world.double.paid("pay-1", "alice", "100.00");
             change_payment(&world, change);
@@ -663,7 +663,7 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
             assert_unpaid(&refused, user);
         }
     }
-    world.double.with(|outside| outside.limit_refusal = None);
+    world.double.with(|state| state.limit_refusal = None);
     assert!(suspended(&mut world).await.is_empty(), "nothing is stored");
     let listed = pb::ListOperationsRequest::default();
     let listed = world.cfa.list_operations(listed).await.expect("listed");
@@ -681,21 +681,23 @@ async fn t24_a_deposit_waits_while_payments_is_away() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.double.paid("pay-1", "alice", "100.00");
-    world.double.with(|outside| outside.payments_away = true);
+    world.double.with(|state| state.payments_unavailable = true);
     let issue = request("alice", "100.00", "pay-1", &key());
     let away = world.cfa.issue_cfa_rub(issue).await.expect_err("away");
     assert_eq!(away.code(), tonic::Code::Unavailable);
-    let asked = world.double.with(|outside| outside.payments_contexts.len());
+    let asked = world.double.with(|state| state.payments_contexts.len());
     world.publish_deposit("pay-1", "alice", "100.00").await;
     let is_asked_twice = async {
-        while world.double.with(|outside| outside.payments_contexts.len()) < asked + 2 {
+        while world.double.with(|state| state.payments_contexts.len()) < asked + 2 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
     let is_asked_twice = tokio::time::timeout(WAIT, is_asked_twice);
     is_asked_twice.await.expect("payments is asked again");
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
-    world.double.with(|outside| outside.payments_away = false);
+    world
+        .double
+        .with(|state| state.payments_unavailable = false);
     world.balance_becomes("alice:CFA-RUB", "100.00").await;
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
     world.stop().await;
@@ -715,14 +717,16 @@ async fn t24_a_refused_deposit_is_resolved_only_with_proof_of_payment() {
             assert_unpaid(&refused, case);
         }
     }
-    world.double.with(|outside| outside.payments_away = true);
+    world.double.with(|state| state.payments_unavailable = true);
     for refund in [true, false] {
         let away = resolve(&world, refund).await.expect_err("away");
         assert_eq!(away.code(), tonic::Code::Unavailable);
     }
-    world.double.with(|outside| outside.payments_away = false);
+    world
+        .double
+        .with(|state| state.payments_unavailable = false);
     assert_eq!(suspended(&mut world).await.len(), 1, "nothing was resolved");
-    assert!(world.double.with(|outside| outside.payouts.is_empty()));
+    assert!(world.double.with(|state| state.payouts.is_empty()));
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     world.double.paid("pay-1", "alice", "100.00");
     let refunded = resolve(&world, true).await.expect("paid back");
@@ -739,7 +743,7 @@ async fn t24_a_refund_paid_by_the_bank_is_recorded_by_a_retry() {
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
     // The response to the first call was lost, so nothing is stored here.
-    world.double.with(|outside| {
+    world.double.with(|state| {
         let refund = payments::Payout {
             payout_id: "refund-pay-1".into(),
             user_id: "alice".into(),
@@ -748,8 +752,8 @@ async fn t24_a_refund_paid_by_the_bank_is_recorded_by_a_retry() {
             sent: true,
             ..Default::default()
         };
-        outside.payouts.insert("refund-pay-1".into(), refund);
-        let intent = outside.intents.get_mut("pay-1").expect("intent");
+        state.payouts.insert("refund-pay-1".into(), refund);
+        let intent = state.intents.get_mut("pay-1").expect("intent");
         intent.status = PaymentStatus::Refunded.into();
     });
     let refunded = resolve(&world, true).await.expect("paid back");
@@ -804,7 +808,7 @@ async fn t24_one_of_two_operators_resolves_a_deposit() {
     assert_ne!(issued.is_ok(), refunded.is_ok(), "{issued:?} {refunded:?}");
     let sent = world
         .double
-        .with(|outside| outside.payouts.values().any(|payout| payout.sent));
+        .with(|state| state.payouts.values().any(|payout| payout.sent));
     assert_eq!(sent, refunded.is_ok());
     if let Ok(operation) = issued {
         world.settle(&operation).await;

@@ -10,12 +10,12 @@ use crate::node::{NO_COINS, gated_world};
 use crate::redeem::{finalize, redeem, set_block};
 use crate::world::*;
 
-/// State of each reservation and its kopecks, in order.
+/// State of each reservation and its amount in kopecks, sorted.
 fn reservations(world: &World) -> Vec<(&'static str, i64)> {
-    let mut states: Vec<_> = world.double.with(|outside| {
-        let reservations = outside.reservations.values();
+    let mut states: Vec<_> = world.double.with(|state| {
+        let reservations = state.reservations.values();
         reservations
-            .map(|stored| (stored.state, stored.kopecks))
+            .map(|stored| (stored.state, stored.amount_minor))
             .collect()
     });
     states.sort_unstable();
@@ -24,7 +24,7 @@ fn reservations(world: &World) -> Vec<(&'static str, i64)> {
 
 fn limit(world: &World, limit_type: LimitType, kopecks: i64) {
     let set = |limits: &mut HashMap<i32, i64>| limits.insert(limit_type.into(), kopecks);
-    world.double.with(|outside| set(&mut outside.day_limits));
+    world.double.with(|state| set(&mut state.daily_limits));
 }
 
 fn assert_limit_refused(operation: &pb::CfaOperation) {
@@ -43,7 +43,7 @@ async fn t24_ten_redemptions_at_once_stay_within_the_day_limit() {
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
     world.sweep().await;
-    world.double.with(|outside| outside.reservations.clear());
+    world.double.with(|state| state.reservations.clear());
     limit(&world, LimitType::Withdrawal, 25_00);
     let calls = (0..10).map(|number| {
         let mut cfa = world.cfa.clone();
@@ -86,23 +86,23 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     world.deposit("alice", "100.00").await;
     world.sweep().await;
     assert_eq!(reservations(&world), [("CONFIRMED", 100_00)]);
-    let away = |world: &World, away| {
+    let set_unavailable = |world: &World, is_unavailable| {
         world
             .double
-            .with(|outside| outside.reservations_away = away)
+            .with(|state| state.reservations_unavailable = is_unavailable)
     };
     // Identity cannot reserve: nothing is burned, and the sweep continues when it can.
-    away(&world, true);
+    set_unavailable(&world, true);
     let waiting = redeem(&mut world, "10.00", "payout-1").await;
     assert_eq!(waiting.status(), OperationStatus::Processing);
     assert_eq!(waiting.onchain_tx_hash, "");
-    away(&world, false);
+    set_unavailable(&world, false);
     world.sweep().await;
     let sent = world.operation(&waiting.operation_id).await;
     assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
     // The operation ends while identity is unavailable.
     world.settle(&sent).await;
-    away(&world, true);
+    set_unavailable(&world, true);
     let failed = PaymentStatus::Failed;
     world.double.payout_becomes("payout-1", failed);
     let ended = finalize(&mut world, "payout-1").await;
@@ -110,16 +110,16 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     world.sweep().await;
     let open = [("CONFIRMED", 100_00), ("RESERVED", 10_00)];
     assert_eq!(reservations(&world), open);
-    away(&world, false);
+    set_unavailable(&world, false);
     world.sweep().await;
     let ended = [("CANCELLED", 10_00), ("CONFIRMED", 100_00)];
     assert_eq!(reservations(&world), ended);
     world.sweep().await;
-    let once = world.double.with(|outside| {
-        let mut reservations = outside.reservations.values();
-        reservations.all(|stored| stored.ends == 1)
+    let once = world.double.with(|state| {
+        let mut reservations = state.reservations.values();
+        reservations.all(|stored| stored.end_calls == 1)
     });
-    assert!(once, "a reservation ended again");
+    assert!(once, "a second call ended a reservation");
     world.stop().await;
 }
 
@@ -144,7 +144,7 @@ async fn t24_a_refused_purchase_returns_the_money_and_the_units() {
     assert_eq!(balance.available.to_string(), "100.00");
     assert!(world.balance("issuer:CFA-RUB").await.balance.is_zero());
     // The units are available in the issue limit again. The subscription stays used.
-    world.double.with(|outside| outside.day_limits.clear());
+    world.double.with(|state| state.daily_limits.clear());
     let unused = world.cfa.issue_investment_cfa(buy("50.00")).await;
     assert_eq!(reason(&unused.expect_err("used")), "NOT_SUBSCRIBED");
     let subscribed = world.subscribe("BOND-1", "alice", "5", "50.00").await;
@@ -193,7 +193,7 @@ async fn t24_a_refused_deposit_is_suspended_and_a_refused_transfer_moves_nothing
     assert_eq!(world.tokens("CFA-RUB", "alice").await, 100_00);
 
     // The deposit is issued once its limit allows it.
-    world.double.with(|outside| outside.day_limits.clear());
+    world.double.with(|state| state.daily_limits.clear());
     let request = pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: "payment-2".into(),
@@ -238,7 +238,7 @@ async fn t24_an_operation_from_before_reservations_is_finished_without_one() {
     // The state that the migration gives such an operation.
     let migrated = "UPDATE operation SET fact_limit = 3 WHERE operation_id = $1";
     alter_store_by(folder.path(), migrated, &[&waiting.operation_id]).await;
-    world.double.with(|outside| outside.reservations.clear());
+    world.double.with(|state| state.reservations.clear());
     limit(&world, LimitType::Withdrawal, 0);
     gate.pass();
     world.sweep().await;

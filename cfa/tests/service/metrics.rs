@@ -101,7 +101,7 @@ async fn refused_issuance(world: &mut World, url: &str) {
     let before = Scrape::of(url).await;
     world
         .double
-        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+        .with(|state| state.limit_refusal = Some("Daily limit".into()));
     let request = issue(world, "refused");
     let rejected = world.cfa.issue_cfa_rub(request).await;
     let rejected = rejected.expect("a result").into_inner().operation;
@@ -109,7 +109,7 @@ async fn refused_issuance(world: &mut World, url: &str) {
         rejected.expect("operation").status(),
         OperationStatus::Rejected
     );
-    world.double.with(|outside| outside.limit_refusal = None);
+    world.double.with(|state| state.limit_refusal = None);
     let refused: [Growth; 4] = [
         (ISSUANCES, NOT_ISSUED, 1.0),
         (ISSUANCES, ISSUED, 0.0),

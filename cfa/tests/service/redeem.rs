@@ -82,7 +82,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    world.double.with(|outside| outside.trail.clear());
+    world.double.with(|state| state.trail.clear());
     let operation = world
         .cfa
         .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
@@ -182,7 +182,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
     world.deposit("alice", "100.00").await;
     world
         .double
-        .change("alice", |alice| alice.kyc = KycStatus::Simplified);
+        .upsert_user("alice", |alice| alice.kyc = KycStatus::Simplified);
     let error = world
         .cfa
         .redeem_cfa_rub(request("1", "payout-1", &key()))
@@ -198,7 +198,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
     assert_eq!(reason(&error), "KYC_LEVEL_TOO_LOW");
     world
         .double
-        .change("alice", |alice| alice.kyc = KycStatus::Standard);
+        .upsert_user("alice", |alice| alice.kyc = KycStatus::Standard);
     let error = world
         .cfa
         .redeem_cfa_rub(request("100.01", "payout-1", &key()))
@@ -227,7 +227,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
     assert_eq!(holds(&mut world).await, 0);
     world
         .double
-        .with(|outside| outside.limit_refusal = Some("Daily withdrawal limit".into()));
+        .with(|state| state.limit_refusal = Some("Daily withdrawal limit".into()));
     let rejected = redeem(&mut world, "1", "payout-1").await;
     assert_eq!(
         (rejected.status(), rejected.rejection_reason()),
@@ -254,7 +254,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .expect_err("foreign");
     assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
     // A call with the payout id of another user's redemption discloses nothing about it.
-    world.double.with(|outside| outside.limit_refusal = None);
+    world.double.with(|state| state.limit_refusal = None);
     redeem(&mut world, "1", "payout-3").await;
     let taken = pb::RedeemCfaRubRequest {
         user_id: "bob".into(),
@@ -312,7 +312,7 @@ async fn payout_of_another_is_never_released() {
         };
         world
             .double
-            .with(|outside| outside.payouts.insert(payout_id.into(), foreign.clone()));
+            .with(|state| state.payouts.insert(payout_id.into(), foreign.clone()));
         let operation = redeem(&mut world, "40.00", payout_id).await;
         let failed = world.settle(&operation).await;
         assert_eq!(
@@ -320,9 +320,7 @@ async fn payout_of_another_is_never_released() {
             (OperationStatus::Failed, "Payout failed, tokens returned")
         );
         assert_eq!(
-            world
-                .double
-                .with(|outside| outside.payouts[payout_id].clone()),
+            world.double.with(|state| state.payouts[payout_id].clone()),
             foreign,
             "neither released nor cancelled"
         );
@@ -449,9 +447,7 @@ async fn reverted_burn_frees_the_money(earlier: Option<PaymentStatus>) {
         operation.rejection_reason(),
         RejectionReasonCode::IntegrationError
     );
-    let payout = world
-        .double
-        .with(|outside| outside.payouts["payout-1"].clone());
+    let payout = world.double.with(|state| state.payouts["payout-1"].clone());
     match earlier {
         Some(earlier) => assert_eq!((payout.status(), payout.sent), (earlier, false)),
         None => assert_eq!(
@@ -702,7 +698,7 @@ async fn r089_a_redemption_blocked_before_its_burn_burns_nothing() {
     finalize(&mut world, "payout-1").await.expect_err("failed");
     world
         .double
-        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+        .with(|state| state.limit_refusal = Some("Daily limit".into()));
     let rejected = redeem(&mut world, "1.00", "payout-2").await;
     assert_eq!(rejected.status(), OperationStatus::Rejected);
     let failed = world.operation(&operation.operation_id).await;
@@ -775,7 +771,7 @@ async fn r064_open_operations_continue_after_a_restart() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    world.double.with(|outside| outside.payments_away = true);
+    world.double.with(|state| state.payments_unavailable = true);
     let operation = redeem(&mut world, "40.00", "payout-1").await;
     assert_eq!(operation.status(), OperationStatus::OnchainSubmitted);
     world.stop().await;
@@ -784,9 +780,7 @@ async fn r064_open_operations_continue_after_a_restart() {
     world.receipt(&operation.onchain_tx_hash).await;
     world.sweep().await;
     assert!(
-        world
-            .double
-            .with(|outside| outside.payouts["payout-1"].sent),
+        world.double.with(|state| state.payouts["payout-1"].sent),
         "payout recorded and released by the sweep"
     );
     world
@@ -828,8 +822,8 @@ async fn trading_world(folder: &std::path::Path) -> World {
         }),
     };
     world.ledger.create_hold(request).await.expect("held");
-    world.double.with(|outside| {
-        outside.trading_hold = Some(proto::market::v1::TradingHold {
+    world.double.with(|state| {
+        state.trading_hold = Some(proto::market::v1::TradingHold {
             hold_id,
             user_id: "alice".into(),
             instrument_id: "CFA-RUB".into(),
@@ -856,7 +850,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
     );
     let left = world
         .double
-        .with(|outside| outside.trading_hold.clone().expect("hold").undrawn);
+        .with(|state| state.trading_hold.clone().expect("hold").undrawn);
     assert_eq!(left, decimal("40.00"), "only the shortage");
     // For a larger amount nothing is moved, and the refusal contains the trading money.
     let short = world
@@ -879,14 +873,14 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
         [Some("100.00"), Some("100.00"), Some("40.00"), Some("10.00")]
     );
     // An unavailable market is not a lack of money.
-    world.double.with(|outside| outside.market_away = true);
+    world.double.with(|state| state.market_unavailable = true);
     let away = world
         .cfa
         .redeem_cfa_rub(request("30.00", "p-3", &key()))
         .await
         .expect_err("market is away");
     assert_eq!(away.code(), tonic::Code::Unavailable);
-    world.double.with(|outside| outside.market_away = false);
+    world.double.with(|state| state.market_unavailable = false);
     let later = redeem(&mut world, "30.00", "p-3").await;
     assert_eq!(later.status(), OperationStatus::OnchainSubmitted);
     world.stop().await;
@@ -923,7 +917,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    world.double.with(|outside| outside.release_refused = true);
+    world.double.with(|state| state.release_refused = true);
     let operation = redeem(&mut world, "40.00", "payout-1").await;
     world.receipt(&operation.onchain_tx_hash).await;
     let later = redeem(&mut world, "10.00", "payout-2").await;
@@ -957,7 +951,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
         world.service.health.failing()[part],
         "1 payouts refused by payments, oldest: payout-1"
     );
-    world.double.with(|outside| outside.release_refused = false);
+    world.double.with(|state| state.release_refused = false);
     world.sweep().await;
     assert!(!world.service.health.failing().contains_key(part));
     assert!(world.double.trail().contains(&"release payout-1".into()));

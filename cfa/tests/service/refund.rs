@@ -39,13 +39,13 @@ async fn assert_refunded(world: &mut World, operation: &pb::CfaOperation) {
     assert_eq!(world.tokens("CFA-RUB", "alice").await, 100_00);
     let held = hold(world, &ended.hold_id.clone().expect("hold")).await;
     assert_eq!(held.status(), ledger::HoldStatus::Released);
-    let payouts = world.double.with(|outside| outside.payouts.clone());
+    let payouts = world.double.with(|state| state.payouts.clone());
     let is_open = |payout: &proto::payments::v1::Payout| {
         payout.sent || payout.status() != PaymentStatus::Failed
     };
     assert!(!payouts.values().any(is_open), "{payouts:?}");
     world.sweep().await;
-    let reservations = world.double.with(|outside| outside.reservations.clone());
+    let reservations = world.double.with(|state| state.reservations.clone());
     assert_eq!(reservations[&ended.operation_id].state, "CANCELLED");
 }
 

@@ -92,7 +92,7 @@ async fn d50_a_repeated_resolution_answers_with_its_operation() {
     let mut world = World::start(folder.path()).await;
     let refusal = |world: &World, reason: Option<&str>| {
         let reason = reason.map(str::to_owned);
-        world.double.with(|outside| outside.limit_refusal = reason);
+        world.double.with(|state| state.limit_refusal = reason);
     };
     for (payment_id, refund) in [("payment-1", false), ("payment-2", true)] {
         refusal(&world, Some("Daily limit"));

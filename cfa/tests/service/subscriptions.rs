@@ -390,13 +390,13 @@ async fn d46_a_frozen_investor_pays_for_no_issue_and_keeps_the_subscription() {
     // An issue that compliance refuses before money moves keeps the subscription too.
     world
         .double
-        .change("alice", |alice| alice.is_sanctioned = true);
+        .upsert_user("alice", |alice| alice.is_sanctioned = true);
     let rejected = buy(&mut world, "1", "1000.00").await.expect("recorded");
     assert_eq!(rejected.status(), OperationStatus::Rejected);
     assert_eq!(status_of(&mut world, &id).await, active);
     world
         .double
-        .change("alice", |alice| alice.is_sanctioned = false);
+        .upsert_user("alice", |alice| alice.is_sanctioned = false);
     let issued = buy(&mut world, "1", "1000.00").await.expect("issued");
     world.settle(&issued).await;
     assert_eq!(money(&mut world, "alice").await, pair("4000.00", "4000.00"));

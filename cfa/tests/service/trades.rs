@@ -480,7 +480,7 @@ async fn t46_trades_of_a_sanctioned_party_are_left_out_before_the_chain() {
     world.issue("BOND-1", "carol", "10").await;
     world
         .double
-        .change("carol", |carol| carol.is_sanctioned = true);
+        .upsert_user("carol", |carol| carol.is_sanctioned = true);
     let trades = vec![
         leg("t-1", 1, "alice", "bob", "1", "1000.00", "0"),
         leg("t-2", 2, "alice", "carol", "1", "1000.00", "0"),
@@ -518,7 +518,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
     world.issue("BOND-1", "mallory", "10").await;
     world
         .double
-        .change("mallory", |mallory| mallory.status = UserStatus::Blocked);
+        .upsert_user("mallory", |mallory| mallory.status = UserStatus::Blocked);
     let own_call = pb::RedeemCfaRubRequest {
         context: context(&key()),
         user_id: "mallory".into(),
@@ -581,7 +581,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
 async fn r094_plain_transfer_moves_chain_and_ledger() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
-    world.double.with(|outside| outside.trail.clear());
+    world.double.with(|state| state.trail.clear());
     let request = |units: &str| pb::TransferCfaRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
@@ -780,7 +780,7 @@ async fn r304_units_are_neither_taken_nor_given_below_the_standard_kyc_level() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;
     let double = world.double.clone();
-    let level = |user_id: &str, kyc| double.change(user_id, |user| user.kyc = kyc);
+    let level = |user_id: &str, kyc| double.upsert_user(user_id, |user| user.kyc = kyc);
     let transfer = || pb::TransferCfaRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),

@@ -15,7 +15,7 @@ use proto::common::v1 as common;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1::FiatDepositedEvent;
-use testkit::{Peers, Person};
+use testkit::{ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -28,7 +28,7 @@ pub const WAIT: Duration = Duration::from_secs(30);
 
 pub struct World {
     /// Identity, payments and the market.
-    pub double: Arc<Peers>,
+    pub double: Arc<ServiceDoubles>,
     pub log: Arc<events::Embedded>,
     /// The log for this service's writes.
     pub losing: Arc<Losing>,
@@ -54,9 +54,9 @@ pub struct Settings {
     pub rpc_url: Option<String>,
     /// Unset: only the test runs sweeps.
     pub sweep_interval_ms: Option<u64>,
-    /// Peers that outlive the world.
-    pub double: Option<Arc<Peers>>,
-    /// Peers in another process, called instead of the double.
+    /// Doubles that outlive the world. `None`: new ones.
+    pub double: Option<Arc<ServiceDoubles>>,
+    /// Address of doubles in another process, called instead of `double`.
     pub peers_url: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl World {
             start_ledger(folder, log.clone(), channel(&slot), services.clone()).await;
         let double = settings.double.unwrap_or_default();
         double.with(|state| {
-            state.stranger = Some(Person::default());
+            state.default_user = Some(TestUser::default());
             state.ledger = Some(LedgerServiceClient::new(channel(&ledger_slot)));
         });
         let faults = Faults::default();

@@ -41,10 +41,10 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     // 25.00 roubles a day.
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 2_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     for id in 1..=20 {
         ann.send(0, wire_order(id, Side::Buy, 100, 20))
             .await
@@ -66,7 +66,7 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, 21);
     // An order by call uses the remaining 10.00.
     world.place(buy("ann", "1.00", "10")).await.unwrap();
-    assert_eq!(world.identity.limit_questions(), []);
+    assert_eq!(world.identity.take_limit_checks(), []);
     // The session's budget lacks the call's order, so admission refuses one order. For the next one
     // the budget is read again, and identity is asked.
     ann.send(0, wire_order(22, Side::Buy, 100, 1))
@@ -78,16 +78,16 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
         .await
         .unwrap();
     assert_eq!(until(&mut of_ann, ack).await.client_order_id, 23);
-    assert_eq!(world.identity.limit_questions().len(), 1);
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
     // Identity's event of a raised limit is journalled: 15.00 traded and 10.00 open of 40.00. The
     // limit is 45.00, because the double has counted another 5.00.
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 4_000);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 4_000);
     publish_updated(&world, "ann").await;
     until_limit(&world, "ann", 4_500).await;
     world.place(buy("ann", "1.00", "15")).await.unwrap();
-    assert_eq!(world.identity.limit_questions(), []);
+    assert_eq!(world.identity.take_limit_checks(), []);
     world.stop().await;
 }
 
@@ -104,12 +104,12 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     for user_id in ["bob", "eve"] {
         world
             .identity
-            .change(user_id, |user| user.trading_minor = 2_500);
+            .upsert_user(user_id, |user| user.trading_remaining_minor = 2_500);
     }
     let (_ann, _) = world.session(with_money("ann", "a")).await;
     world.place(buy("ann", "3.00", "30")).await.unwrap();
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     // 10.00 at its own price and 30.00 at the bid; the limit is 25.00.
     bob.send(0, wire_order(1, Side::Sell, 100, 10))
         .await
@@ -121,7 +121,7 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
         .unwrap();
     assert_eq!(until(&mut of_bob, ack).await.client_order_id, 2);
     let asked = |world: &World| {
-        let questions = world.identity.limit_questions();
+        let questions = world.identity.take_limit_checks();
         let notional = |question: &CheckLimitsRequest| format!("{question:?}");
         questions.iter().map(notional).collect::<Vec<_>>()
     };
@@ -145,8 +145,8 @@ async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
     let set_unavailable = |is_unavailable| {
         world.identity.with(|state| {
             match is_unavailable {
-                true => state.limits_away.insert("ann".to_owned()),
-                false => state.limits_away.remove("ann"),
+                true => state.limits_unavailable.insert("ann".to_owned()),
+                false => state.limits_unavailable.remove("ann"),
             };
         });
     };
@@ -154,7 +154,7 @@ async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
     for user_id in ["ann", "bob"] {
         world
             .identity
-            .change(user_id, |user| user.trading_minor = 4_000);
+            .upsert_user(user_id, |user| user.trading_remaining_minor = 4_000);
         publish_updated(&world, user_id).await;
     }
     // Ann was bound first, so her limit is read first.

@@ -9,7 +9,7 @@ use client::{Error, LoginOptions};
 use journal::Snapshots;
 use sequencer::SnapshotConfig;
 use sequencer::inspect::Folder;
-use testkit::{PATIENCE, Peers, Registry};
+use testkit::{PATIENCE, Registry, ServiceDoubles};
 use types::{RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
@@ -225,9 +225,10 @@ async fn a_killed_market_continues_with_a_truncated_journal() {
     assert!(!status.success(), "the child is killed");
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     let last: u64 = read("last").parse().unwrap();
-    let (identity, registry) = <(std::sync::Arc<Peers>, std::sync::Arc<Registry>)>::default();
-    identity.change("ann", |_| {});
-    identity.change("bob", |_| {});
+    let (identity, registry) =
+        <(std::sync::Arc<ServiceDoubles>, std::sync::Arc<Registry>)>::default();
+    identity.upsert_user("ann", |_| {});
+    identity.upsert_user("bob", |_| {});
     registry.list(bond(BOND));
     let mut world = World::start(folder.path(), without_truncation(), identity, registry).await;
     assert!(first_segment(&world.folder) > 4);

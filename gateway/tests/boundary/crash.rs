@@ -49,8 +49,8 @@ fn crash(folder: &Path) {
 }
 
 async fn after_the_crash(folder: &Path, orphan_hold_age_ms: u64) -> World {
-    let identity = std::sync::Arc::new(testkit::Peers::default());
-    identity.change("ann", |_| {});
+    let identity = std::sync::Arc::new(testkit::ServiceDoubles::default());
+    identity.upsert_user("ann", |_| {});
     let registry = std::sync::Arc::new(testkit::Registry::default());
     registry.list(bond(BOND));
     World::start(folder, settings(orphan_hold_age_ms), identity, registry).await

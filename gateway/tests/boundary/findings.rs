@@ -16,17 +16,17 @@ use wire::ServerMessage;
 
 use crate::world::*;
 
-/// Blocks identity's answers to limit checks until the returned gate is closed.
+/// Blocks identity's answers to limit checks until the returned latch is closed.
 fn block_limit_checks(world: &World) -> Arc<Semaphore> {
-    let gate = Arc::new(Semaphore::new(0));
+    let latch = Arc::new(Semaphore::new(0));
     world
         .identity
-        .with(|state| state.limit_gate = Some(gate.clone()));
-    gate
+        .with(|state| state.limit_latch = Some(latch.clone()));
+    latch
 }
 
 async fn until_identity_is_asked(world: &World) {
-    let is_asked = async || !world.identity.limit_questions().is_empty();
+    let is_asked = async || !world.identity.take_limit_checks().is_empty();
     until_true("identity is asked", is_asked).await;
 }
 
@@ -38,9 +38,9 @@ async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
     world.user("ann", "100000", "0").await;
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 2_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     for (id, price, quantity) in [(1, -1_000_000, 1_000_000), (2, -1, 1)] {
         let order = wire_order(id, Side::Buy, price, quantity);
         ann.send(0, order).await.unwrap();
@@ -56,11 +56,11 @@ async fn m6_a_negative_price_leaves_the_budget_as_it_was() {
         ann.send(0, order).await.unwrap();
         until(&mut of_ann, ack).await;
     }
-    assert!(world.identity.limit_questions().is_empty());
+    assert!(world.identity.take_limit_checks().is_empty());
     let order = wire_order(5, Side::Buy, 100, 10);
     ann.send(0, order).await.unwrap();
     until(&mut of_ann, ack).await;
-    assert_eq!(world.identity.limit_questions().len(), 1);
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
     world.stop().await;
 }
 
@@ -73,11 +73,11 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
     world.user("bob", "100000", "0").await;
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 2_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
     let (connection, mut reports) = world.session(with_money("ann", "a")).await;
     connection.login(1, with_money("bob", "b")).await.unwrap();
-    world.identity.limit_questions();
-    let gate = block_limit_checks(&world);
+    world.identity.take_limit_checks();
+    let latch = block_limit_checks(&world);
     let past_budget = wire_order(1, Side::Buy, 100, 30);
     connection.send(0, past_budget).await.unwrap();
     until_identity_is_asked(&world).await;
@@ -96,7 +96,7 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
             break;
         }
     }
-    gate.close();
+    latch.close();
     for id in [1, 2] {
         let acked = until(&mut reports, ack).await;
         assert_eq!(acked.client_order_id, id, "in the session's order");
@@ -184,7 +184,7 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     // A login reads the budget of the day. Identity is then asked only if the call needs a hold.
     drop(world.session(login("ann", "a")).await);
     let mut front = silent_front(&world, "bob", REPORTS).await;
-    let gate = block_limit_checks(&world);
+    let latch = block_limit_checks(&world);
     let order = buy("ann", "10", "1");
     let request = PlaceOrderRequest {
         context: context("key-1"),
@@ -201,7 +201,7 @@ async fn m4_busy_keeps_the_hold_for_the_repeat_under_the_same_key() {
     };
     let cancelled = world.trader("bob").mass_cancel(cancel).await.unwrap();
     assert_eq!(u64::from(cancelled.into_inner().cancelled), REPORTS);
-    gate.close();
+    latch.close();
     let busy = in_time("the first call", first).await.unwrap();
     let busy = refused(busy.map(drop).unwrap_err());
     assert_eq!((busy.0, busy.2.as_str()), (Code::ResourceExhausted, "BUSY"));

@@ -108,7 +108,7 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
         .unwrap_err();
     assert_eq!(refusal.code(), Code::AlreadyExists);
 
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     let order = world.place(buy("ann", "10", "50")).await.unwrap();
     assert_eq!(order.status(), OrderStatus::Open);
     let listed = world.trading_holds("ann").await;
@@ -282,7 +282,7 @@ async fn t48_a_blocked_user_loses_its_orders_and_its_holds_are_closed() {
     world.user("ann", "1000", "0").await;
     world.open_hold("ann", "CFA-RUB", "600").await;
     let order = world.place(buy("ann", "10", "50")).await.unwrap();
-    world.identity.change("ann", |ann| {
+    world.identity.upsert_user("ann", |ann| {
         ann.status = proto::identity::v1::UserStatus::Blocked
     });
     let blocked = proto::identity::v1::UserBlockedEvent {

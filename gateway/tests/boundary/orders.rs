@@ -268,7 +268,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
     let mut world = World::new(folder.path()).await;
     // The order needs 100.00 and a fee of 0.10. One kopeck is missing.
     world.user("ann", "100.09", "0").await;
-    world.identity.change("ann", |ann| {
+    world.identity.upsert_user("ann", |ann| {
         ann.kyc = KycStatus::Simplified;
         ann.refuse_with = Some("Daily limit of trading".into());
     });
@@ -283,13 +283,13 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
         )
     );
     assert!(
-        world.identity.limit_questions().is_empty(),
+        world.identity.take_limit_checks().is_empty(),
         "the limit is not checked after the KYC refusal"
     );
 
     world
         .identity
-        .change("ann", |ann| ann.kyc = KycStatus::Enhanced);
+        .upsert_user("ann", |ann| ann.kyc = KycStatus::Enhanced);
     publish_user_updated(&world, "ann").await;
     let refusal = refused(world.place(order()).await.unwrap_err());
     assert_eq!(
@@ -300,7 +300,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
             "LIMIT_EXCEEDED".into()
         )
     );
-    let questions = world.identity.limit_questions();
+    let questions = world.identity.take_limit_checks();
     assert_eq!(questions.len(), 1);
     assert_eq!(questions[0].limit_type(), LimitType::Trading);
     assert_eq!(questions[0].operation_type(), OperationType::Trading);
@@ -315,7 +315,9 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
         "100.00"
     );
 
-    world.identity.change("ann", |ann| ann.refuse_with = None);
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.refuse_with = None);
     let status = world.place(order()).await.unwrap_err();
     let info = StatusExt::get_details_error_info(&status).unwrap();
     assert_eq!(status.message(), "Insufficient balance");
@@ -366,7 +368,7 @@ async fn publish_user_updated(world: &World, user_id: &str) {
         world.identity.trail().contains(&asked)
     })
     .await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
 }
 
 // rows: R344

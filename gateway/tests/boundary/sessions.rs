@@ -777,18 +777,18 @@ async fn r341_a_repeat_of_an_answered_order_is_not_checked_again() {
     let world = members(folder.path(), Settings::default()).await;
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 1_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 1_500);
     let mut ann = Raw::connect(&world).await;
     ann.login(0, raw_login("ann", "a", 5_000_000)).await;
     ann.send(0, 1, wire_order(1, Side::Buy, 100, 10)).await;
     let first = ann.until(|m| ack(m).is_some()).await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     world
         .identity
-        .change("ann", |ann| ann.refuse_with = Some("No more today".into()));
+        .upsert_user("ann", |ann| ann.refuse_with = Some("No more today".into()));
     ann.send(0, 1, wire_order(1, Side::Buy, 100, 10)).await;
     assert_eq!(answers(&mut ann, 1, &first).await, (1, 0));
-    assert!(world.identity.limit_questions().is_empty());
+    assert!(world.identity.take_limit_checks().is_empty());
     world.stop().await;
 }
 
@@ -995,8 +995,8 @@ async fn logins_that_are_refused_say_why() {
     let world = members(folder.path(), Settings::default()).await;
     world
         .identity
-        .change("low", |low| low.kyc = KycStatus::Simplified);
-    world.identity.change("poor", |_| {});
+        .upsert_user("low", |low| low.kyc = KycStatus::Simplified);
+    world.identity.upsert_user("poor", |_| {});
     let refused = async |options: LoginOptions| {
         let (connection, _reports) = world.connect().await;
         match in_time("an answer", connection.login(3, options)).await {
@@ -1128,9 +1128,9 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
     let world = members(folder.path(), Settings::default()).await;
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 2_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
-    world.identity.limit_questions();
+    world.identity.take_limit_checks();
     for id in 1..=2 {
         ann.send(0, wire_order(id, Side::Buy, 100, 10))
             .await
@@ -1138,17 +1138,17 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
         until(&mut of_ann, ack).await;
     }
     assert!(
-        world.identity.limit_questions().is_empty(),
+        world.identity.take_limit_checks().is_empty(),
         "20.00 of 25.00: identity is not asked"
     );
     ann.send(0, wire_order(3, Side::Buy, 100, 10))
         .await
         .unwrap();
     until(&mut of_ann, ack).await;
-    assert_eq!(world.identity.limit_questions().len(), 1);
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
     world
         .identity
-        .change("ann", |ann| ann.refuse_with = Some("No more today".into()));
+        .upsert_user("ann", |ann| ann.refuse_with = Some("No more today".into()));
     ann.send(0, wire_order(4, Side::Buy, 100, 10))
         .await
         .unwrap();

@@ -140,17 +140,17 @@ async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
     let world = members(folder.path(), Settings::default()).await;
     world
         .identity
-        .change("ann", |ann| ann.trading_minor = 2_500);
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
     let mut ann = Raw::connect(&world).await;
     ann.login(0, raw_login("ann", "a", 5_000_000)).await;
-    world.identity.limit_questions();
-    let gate = Arc::new(Semaphore::new(0));
+    world.identity.take_limit_checks();
+    let latch = Arc::new(Semaphore::new(0));
     world
         .identity
-        .with(|state| state.limit_gate = Some(gate.clone()));
+        .with(|state| state.limit_latch = Some(latch.clone()));
     let past_budget = wire_order(1, Side::Buy, 100, 30);
     ann.send(0, 1, past_budget).await;
-    let is_asked = async || !world.identity.limit_questions().is_empty();
+    let is_asked = async || !world.identity.take_limit_checks().is_empty();
     until_true("identity is asked", is_asked).await;
     for seq in 2..=65 {
         ann.send(0, seq, unknown()).await;
@@ -166,7 +166,7 @@ async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
         let is = (number, refusal.client_seq, refusal.reason);
         assert_eq!(is, (0, seq, RejectReason::Busy));
     }
-    gate.close();
+    latch.close();
     let (number, message) = ann.until(is_answer).await;
     let acked = ack(&message).map(|ack| ack.client_seq);
     assert_eq!((number, acked), (1, Some(1)));

@@ -21,7 +21,7 @@ use sequencer::{Backlog, Config, Durable, Layout, Retention, SequencerHandle, Sn
 use service_kit::Clock;
 use service_kit::clock::Disciplined;
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
-use testkit::{PATIENCE, Peers, Registry};
+use testkit::{PATIENCE, Registry, ServiceDoubles};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{NodeId, Sequence, Side};
@@ -105,7 +105,7 @@ impl Settings {
 
 pub struct World {
     pub folder: PathBuf,
-    pub identity: Arc<Peers>,
+    pub identity: Arc<ServiceDoubles>,
     pub registry: Arc<Registry>,
     pub log: Arc<dyn Log>,
     pub ledger: LedgerServiceClient<Channel>,
@@ -139,7 +139,7 @@ impl World {
     pub async fn start(
         folder: &Path,
         settings: Settings,
-        identity: Arc<Peers>,
+        identity: Arc<ServiceDoubles>,
         registry: Arc<Registry>,
     ) -> Self {
         let auth = Authenticator::Sandbox;
@@ -260,7 +260,7 @@ impl World {
     }
 
     /// Stops all services in shutdown order.
-    pub async fn stop(self) -> (PathBuf, Arc<Peers>, Arc<Registry>) {
+    pub async fn stop(self) -> (PathBuf, Arc<ServiceDoubles>, Arc<Registry>) {
         self.stop_gateway.cancel();
         self.gateway.stopped().await;
         let (replica, sequencer) = (self.replica, self.sequencer);
@@ -320,7 +320,7 @@ impl World {
 
     /// Creates a user with KYC that owns roubles and bonds.
     pub async fn user(&mut self, user_id: &str, roubles: &str, bonds: &str) {
-        self.identity.change(user_id, |_| {});
+        self.identity.upsert_user(user_id, |_| {});
         self.deposit(user_id, "CFA-RUB", roubles).await;
         self.deposit(user_id, BOND, bonds).await;
     }

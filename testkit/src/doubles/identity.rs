@@ -6,79 +6,84 @@ use proto::identity::v1::identity_service_server::IdentityService;
 use proto::identity::v1::*;
 use tonic::{Request, Response, Status};
 
-use super::{Peers, State, number, unanswered};
+use super::{ServiceDoubles, State, number, unimplemented_methods};
 
 #[derive(Clone)]
-pub struct Person {
+pub struct TestUser {
     pub kyc: KycStatus,
     pub status: UserStatus,
     pub is_sanctioned: bool,
-    /// Rest of the daily TRADING limit, in kopecks.
-    pub trading_minor: i64,
-    /// Reason with which every CheckLimits is refused; `None`: allowed.
+    /// Remaining daily TRADING limit, in kopecks.
+    pub trading_remaining_minor: i64,
+    /// Reason with which every CheckLimits is refused. `None`: no refusal of its own; see
+    /// `State::limit_refusal`.
     pub refuse_with: Option<String>,
 }
 
-/// A reservation of a day limit.
+/// A reservation of a daily limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     pub user_id: String,
     pub limit_type: i32,
-    pub kopecks: i64,
+    pub amount_minor: i64,
     /// `RESERVED`, `CONFIRMED` or `CANCELLED`.
     pub state: &'static str,
-    /// Number of confirms and cancels.
-    pub ends: u32,
+    /// Number of successful confirm and cancel calls.
+    pub end_calls: u32,
 }
 
-impl Default for Person {
+impl Default for TestUser {
     fn default() -> Self {
         Self {
             kyc: KycStatus::Standard,
             status: UserStatus::Active,
             is_sanctioned: false,
-            trading_minor: 1_000_000_000_000,
+            trading_remaining_minor: 1_000_000_000_000,
             refuse_with: None,
         }
     }
 }
 
-impl Peers {
-    pub fn change(&self, user_id: &str, change: impl FnOnce(&mut Person)) {
-        self.with(|state| change(state.people.entry(user_id.to_owned()).or_default()));
+impl ServiceDoubles {
+    /// Changes a user; creates it with the defaults if absent.
+    pub fn upsert_user(&self, user_id: &str, change: impl FnOnce(&mut TestUser)) {
+        self.with(|state| change(state.users.entry(user_id.to_owned()).or_default()));
     }
 
-    /// Limit checks since the last call.
-    pub fn limit_questions(&self) -> Vec<CheckLimitsRequest> {
-        self.with(|state| std::mem::take(&mut state.limit_questions))
+    /// Returns and clears the recorded CheckLimits requests.
+    pub fn take_limit_checks(&self) -> Vec<CheckLimitsRequest> {
+        self.with(|state| std::mem::take(&mut state.limit_checks))
     }
 }
 
 impl State {
-    fn reserve(&mut self, ask: ReserveLimitRequest) -> Result<ReserveLimitResponse, Status> {
-        if self.reservations_away {
+    fn reserve(&mut self, request: ReserveLimitRequest) -> Result<ReserveLimitResponse, Status> {
+        if self.reservations_unavailable {
             return Err(Status::unavailable("limits cannot be reserved"));
         }
-        let kopecks = money_minor(ask.amount.as_ref()).unwrap_or_default();
+        let amount_minor = money_minor(request.amount.as_ref()).unwrap_or_default();
         let used: i64 = self
             .reservations
             .values()
-            .filter(|stored| stored.user_id == ask.user_id && stored.limit_type == ask.limit_type)
+            .filter(|stored| {
+                stored.user_id == request.user_id && stored.limit_type == request.limit_type
+            })
             .filter(|stored| stored.state != "CANCELLED")
-            .map(|stored| stored.kopecks)
+            .map(|stored| stored.amount_minor)
             .sum();
-        let is_known = self.reservations.contains_key(&ask.reservation_id);
-        let limit = self.day_limits.get(&ask.limit_type);
-        let allowed = is_known || limit.is_none_or(|limit| used + kopecks <= *limit);
+        let is_known = self.reservations.contains_key(&request.reservation_id);
+        let limit = self.daily_limits.get(&request.limit_type);
+        let allowed = is_known || limit.is_none_or(|limit| used + amount_minor <= *limit);
         if allowed && !is_known {
             let reservation = Reservation {
-                user_id: ask.user_id,
-                limit_type: ask.limit_type,
-                kopecks,
+                user_id: request.user_id,
+                limit_type: request.limit_type,
+                amount_minor,
                 state: "RESERVED",
-                ends: 0,
+                end_calls: 0,
             };
-            self.reservations.insert(ask.reservation_id, reservation);
+            self.reservations
+                .insert(request.reservation_id, reservation);
         }
         Ok(ReserveLimitResponse {
             allowed,
@@ -88,7 +93,7 @@ impl State {
     }
 
     fn end(&mut self, reservation_id: &str, state: &'static str) -> Result<(), Status> {
-        if self.reservations_away {
+        if self.reservations_unavailable {
             return Err(Status::unavailable("reservations cannot be ended"));
         }
         let stored = self.reservations.get_mut(reservation_id);
@@ -98,17 +103,17 @@ impl State {
             return Err(rpc::status::failed_precondition("RESERVATION_ENDED", ended));
         }
         stored.state = state;
-        stored.ends += 1;
+        stored.end_calls += 1;
         Ok(())
     }
 
-    fn person(&self, user_id: &str) -> Option<&Person> {
-        self.people.get(user_id).or(self.stranger.as_ref())
+    fn user(&self, user_id: &str) -> Option<&TestUser> {
+        self.users.get(user_id).or(self.default_user.as_ref())
     }
 }
 
 #[tonic::async_trait]
-impl IdentityService for Peers {
+impl IdentityService for ServiceDoubles {
     async fn get_user_profile(
         &self,
         request: Request<GetUserProfileRequest>,
@@ -116,13 +121,13 @@ impl IdentityService for Peers {
         let user_id = request.into_inner().user_id;
         self.with(|state| {
             state.trail.push(format!("profile {user_id}"));
-            let person = state.person(&user_id);
-            let person =
-                person.ok_or_else(|| rpc::status::not_found("USER_NOT_FOUND", "User not found"))?;
+            let user = state.user(&user_id);
+            let user =
+                user.ok_or_else(|| rpc::status::not_found("USER_NOT_FOUND", "User not found"))?;
             let profile = Some(UserProfile {
                 bank_account: format!("account of {user_id}"),
-                kyc_status: person.kyc.into(),
-                status: person.status.into(),
+                kyc_status: user.kyc.into(),
+                status: user.status.into(),
                 user_id,
                 ..Default::default()
             });
@@ -139,26 +144,26 @@ impl IdentityService for Peers {
             request.limit_type().as_str_name(),
             request.operation_type().as_str_name(),
         );
-        let question = format!(
+        let call = format!(
             "limits {} {} {} {}",
             request.user_id,
             limit.trim_start_matches("LIMIT_TYPE_"),
             number(&request.amount),
             operation.trim_start_matches("OPERATION_TYPE_"),
         );
-        let (reason, gate) = self.with(|state| {
-            let person = state.person(&request.user_id).cloned().unwrap_or_default();
-            let reason = match person.status {
+        let (reason, latch) = self.with(|state| {
+            let user = state.user(&request.user_id).cloned().unwrap_or_default();
+            let reason = match user.status {
                 UserStatus::Blocked => Some("User is blocked".to_owned()),
-                _ => person.refuse_with.or_else(|| state.limit_refusal.clone()),
+                _ => user.refuse_with.or_else(|| state.limit_refusal.clone()),
             };
-            state.trail.push(question);
-            state.limit_questions.push(request);
-            (reason, state.limit_gate.clone())
+            state.trail.push(call);
+            state.limit_checks.push(request);
+            (reason, state.limit_latch.clone())
         });
-        if let Some(gate) = gate {
-            // The gate has no permits: `acquire` returns when it is closed.
-            drop(gate.acquire().await);
+        if let Some(latch) = latch {
+            // Waits until the test closes the semaphore, which has no permits.
+            drop(latch.acquire().await);
         }
         Ok(Response::new(CheckLimitsResponse {
             allowed: reason.is_none(),
@@ -201,9 +206,7 @@ impl IdentityService for Peers {
         self.with(|state| {
             state.trail.push(format!("sanctions {user_id}"));
             Ok(Response::new(CheckSanctionsResponse {
-                hit: state
-                    .person(&user_id)
-                    .is_some_and(|person| person.is_sanctioned),
+                hit: state.user(&user_id).is_some_and(|user| user.is_sanctioned),
                 reason: "on the list".into(),
             }))
         })
@@ -214,13 +217,13 @@ impl IdentityService for Peers {
         request: Request<GetLimitsRequest>,
     ) -> Result<Response<GetLimitsResponse>, Status> {
         let user_id = request.into_inner().user_id;
-        if self.with(|state| state.limits_away.contains(&user_id)) {
+        if self.with(|state| state.limits_unavailable.contains(&user_id)) {
             return Err(Status::unavailable("limits cannot be read"));
         }
         let left = self.with(|state| {
             state
-                .person(&user_id)
-                .map_or(0, |person| person.trading_minor)
+                .user(&user_id)
+                .map_or(0, |user| user.trading_remaining_minor)
         });
         Ok(Response::new(GetLimitsResponse {
             user_id,
@@ -232,7 +235,7 @@ impl IdentityService for Peers {
         }))
     }
 
-    unanswered!(
+    unimplemented_methods!(
         list_users: ListUsersRequest => ListUsersResponse,
         create_user: CreateUserRequest => CreateUserResponse,
         update_user: UpdateUserRequest => UpdateUserResponse,

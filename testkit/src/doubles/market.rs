@@ -6,18 +6,18 @@ use proto::market::v1::market_service_server::MarketService;
 use proto::market::v1::*;
 use tonic::{Request, Response, Status};
 
-use super::{Peers, unanswered};
+use super::{ServiceDoubles, unimplemented_methods};
 use crate::messages::{amount, context, fresh};
 
 #[tonic::async_trait]
-impl MarketService for Peers {
+impl MarketService for ServiceDoubles {
     async fn list_trading_holds(
         &self,
         request: Request<ListTradingHoldsRequest>,
     ) -> Result<Response<ListTradingHoldsResponse>, Status> {
         let user_id = request.into_inner().user_id;
         self.with(|state| {
-            if state.market_away {
+            if state.market_unavailable {
                 return Err(rpc::status::unavailable("Market", 100));
             }
             state.trail.push(format!("trading holds {user_id}"));
@@ -59,7 +59,7 @@ impl MarketService for Peers {
         Ok(Response::new(AdjustTradingHoldResponse { trading_hold }))
     }
 
-    unanswered!(
+    unimplemented_methods!(
         place_order: PlaceOrderRequest => PlaceOrderResponse,
         cancel_order: CancelOrderRequest => CancelOrderResponse,
         amend_order: AmendOrderRequest => AmendOrderResponse,

@@ -1,5 +1,5 @@
-//! Doubles of services: `Peers` is identity, payments and market with one state; `Registry` is the
-//! CFA service with its chain.
+//! Doubles of services. `ServiceDoubles`: identity, payments and market, with one state.
+//! `Registry`: the CFA service with its chain.
 
 mod identity;
 mod market;
@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tonic::service::Routes;
 use tonic::{Response, Status};
 
-pub use identity::{Person, Reservation};
+pub use identity::{Reservation, TestUser};
 pub use payments::Fault;
 pub use registry::Registry;
 
@@ -32,9 +32,9 @@ type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + 
 
 /// Methods of a contract that a double does not implement, `name: Request => Response`. Written as
 /// `async_trait` would expand them, because it does not process macros.
-macro_rules! unanswered {
-    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
-        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> super::Answer<'b, $answer>
+macro_rules! unimplemented_methods {
+    ($($name:ident: $request:ty => $answer:ty),* $(,)?) => {
+        $(fn $name<'a, 'b>(&'a self, _: Request<$request>) -> super::Answer<'b, $answer>
         where
             'a: 'b,
             Self: 'b,
@@ -43,7 +43,7 @@ macro_rules! unanswered {
         })*
     };
 }
-use unanswered;
+use unimplemented_methods;
 
 /// Serves routes in memory, with the sandbox's credentials, until the slot is cleared.
 pub fn in_memory(routes: Routes) -> LocalSlot {
@@ -52,46 +52,48 @@ pub fn in_memory(routes: Routes) -> LocalSlot {
     slot
 }
 
+/// Identity, payments and market.
 #[derive(Default)]
-pub struct Peers(Mutex<State>);
+pub struct ServiceDoubles(Mutex<State>);
 
-/// State of all peers; their calls share one trail.
+/// State of the doubles; their calls share one trail.
 #[derive(Default)]
 pub struct State {
     /// All calls in order, except `get_limits`, `get_payment_intent` and those of reservations.
     pub trail: Vec<String>,
-    pub people: HashMap<String, Person>,
-    /// Profile of every user that is not in `people`; `None`: unknown users do not exist.
-    pub stranger: Option<Person>,
+    pub users: HashMap<String, TestUser>,
+    /// Used for every user that is not in `users`; `None`: unknown users do not exist.
+    pub default_user: Option<TestUser>,
     /// Reason with which every limit check is refused.
     pub limit_refusal: Option<String>,
-    pub limit_questions: Vec<CheckLimitsRequest>,
+    /// Recorded CheckLimits requests: see `take_limit_checks`.
+    pub limit_checks: Vec<CheckLimitsRequest>,
     /// Users whose limits cannot be read.
-    pub limits_away: HashSet<String>,
-    /// Kopecks that a user may have reserved, by limit type; none: no limit.
-    pub day_limits: HashMap<i32, i64>,
+    pub limits_unavailable: HashSet<String>,
+    /// Daily limits in kopecks, by limit type. A type without an entry has no limit.
+    pub daily_limits: HashMap<i32, i64>,
     /// By id.
     pub reservations: HashMap<String, Reservation>,
     /// True: reservations are neither made nor ended.
-    pub reservations_away: bool,
-    /// Limit checks are answered once this gate is closed.
-    pub limit_gate: Option<Arc<Semaphore>>,
+    pub reservations_unavailable: bool,
+    /// Limit checks wait until the test closes this semaphore, which has no permits.
+    pub limit_latch: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.
     pub faults: VecDeque<Fault>,
     /// Contexts of all payments calls.
     pub payments_contexts: Vec<RequestContext>,
-    pub payments_away: bool,
+    pub payments_unavailable: bool,
     /// True: payments refuses to release payouts.
     pub release_refused: bool,
     pub intents: HashMap<String, PaymentIntent>,
     pub payouts: HashMap<String, Payout>,
     /// The only trading hold; `ledger` makes its money available.
     pub trading_hold: Option<TradingHold>,
-    pub market_away: bool,
+    pub market_unavailable: bool,
     pub ledger: Option<LedgerServiceClient<rpc::Channel>>,
 }
 
-impl Peers {
+impl ServiceDoubles {
     pub fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         act(&mut self.0.lock().expect("no test panics with the lock"))
     }

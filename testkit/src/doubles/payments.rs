@@ -7,7 +7,7 @@ use proto::payments::v1::payments_service_server::PaymentsService;
 use proto::payments::v1::*;
 use tonic::{Code, Request, Response, Status};
 
-use super::{Peers, number, unanswered};
+use super::{ServiceDoubles, number, unimplemented_methods};
 use crate::messages::rubles;
 
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ pub enum Fault {
     Code(Code),
 }
 
-impl Peers {
+impl ServiceDoubles {
     /// Adds a deposit that the bank has reported as paid.
     pub fn paid(&self, payment_id: &str, user_id: &str, amount: &str) {
         let intent = PaymentIntent {
@@ -39,14 +39,16 @@ impl Peers {
 
     /// Records a call, then fails or delays it if the test has set a fault.
     async fn attempt(&self, context: Option<RequestContext>) -> Result<(), Status> {
-        let (fault, is_away) = self.with(|state| {
+        let (fault, is_unavailable) = self.with(|state| {
             state.payments_contexts.extend(context);
-            (state.faults.pop_front(), state.payments_away)
+            (state.faults.pop_front(), state.payments_unavailable)
         });
         match fault {
             Some(Fault::Code(code)) => return Err(Status::new(code, "no")),
             Some(Fault::Late(by)) => tokio::time::sleep(by).await,
-            None if is_away => return Err(rpc::status::unavailable("Payments service", 100)),
+            None if is_unavailable => {
+                return Err(rpc::status::unavailable("Payments service", 100));
+            }
             None => {}
         }
         Ok(())
@@ -70,7 +72,7 @@ impl Peers {
 }
 
 #[tonic::async_trait]
-impl PaymentsService for Peers {
+impl PaymentsService for ServiceDoubles {
     async fn initiate_payout(
         &self,
         request: Request<InitiatePayoutRequest>,
@@ -160,7 +162,7 @@ impl PaymentsService for Peers {
         }
     }
 
-    unanswered!(
+    unimplemented_methods!(
         create_payment_intent: CreatePaymentIntentRequest => CreatePaymentIntentResponse,
         list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
         handle_payment_webhook: HandlePaymentWebhookRequest => HandlePaymentWebhookResponse,

@@ -11,7 +11,7 @@ use proto::cfa::v1::*;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-use super::unanswered;
+use super::unimplemented_methods;
 
 /// Settles each batch id once.
 #[derive(Default)]
@@ -201,7 +201,7 @@ impl CfaRegistryService for Registry {
         }
     }
 
-    unanswered!(
+    unimplemented_methods!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
         update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
         issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
