@@ -36,7 +36,7 @@ pub fn build() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// The platform does not start, or the run fails.
 pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
-    figures_and(wire, args, |_, _, _| Ok(()))
+    figures_then(wire, args, |_, _, _| Ok(()))
 }
 
 /// As [`figures`], with the default bounds on settlement's lag.
@@ -52,7 +52,7 @@ pub fn figures_within_bounds(wire: &Path, args: &[&str]) -> anyhow::Result<Value
 ///
 /// # Errors
 /// As [`figures`], and the errors of `after`.
-pub fn figures_and(
+pub fn figures_then(
     wire: &Path,
     args: &[&str],
     after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,

@@ -1,4 +1,4 @@
-//! Checks settlement, up to the confirmations on the chain, at a rate that it can keep up with.
+//! Checks settlement through chain confirmation at half of its measured capacity.
 
 use anyhow::ensure;
 
@@ -7,25 +7,36 @@ use crate::shell;
 
 /// Maximum lag of settlement at the end of the second run.
 const LAG_MAX_S: f64 = 2.0;
+/// Requests generated for the first run: more than it can send.
+const FLOW_REQUESTS: u64 = 24_000_000;
 
-/// Runs the full flow, then half the rate that settlement reached in it. Prints the figures of both
-/// runs.
+/// Runs `wire` without a rate limit to measure settlement's capacity, then at half of that rate.
+/// Prints the figures of both runs.
 ///
 /// # Errors
 /// A build or a run fails, settlement lags, or the proof finds a difference.
 pub fn run(seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
     let seconds = seconds.to_string();
-    let full = load::figures(&program, &["--seconds", &seconds, "--flow", "24000000"])?;
+    let requests = FLOW_REQUESTS.to_string();
+    let full = load::figures(&program, &["--seconds", &seconds, "--flow", &requests])?;
     println!("{full}");
     let posted = number(&full, "/settlement_per_s")?;
     let finalized = number(&full, "/trades_final_per_s")?;
-    // The slower of ledger and chain bounds settlement.
-    let kept = posted.min(finalized / number(&full, "/trades_per_order")?);
-    let rate = (kept / 2.0) as u64;
-    ensure!(rate > 0, "no trade became final during the full flow");
+    ensure!(
+        finalized > 0.0,
+        "no trade became final during the full flow"
+    );
+    // In requests/s: the ledger's rate, or the chain's rate divided by the trades per order,
+    // whichever is lower.
+    let capacity_per_s = posted.min(finalized / number(&full, "/trades_per_order")?);
+    let rate = (capacity_per_s / 2.0) as u64;
+    ensure!(
+        rate > 0,
+        "settlement's capacity of {capacity_per_s:.2} requests/s is below 2/s: too low for the second run"
+    );
     let rate = rate.to_string();
-    let half = load::figures_and(
+    let half = load::figures_then(
         &program,
         &["--seconds", &seconds, "--rate", &rate],
         |half, platform, address| {
