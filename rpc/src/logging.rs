@@ -1,6 +1,6 @@
 //! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `method`,
 //! `trace_id`, `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One
-//! line per event, written at once.
+//! line per event, unbuffered, in one call of the sink.
 //!
 //! Ids come from the innermost span that has them, as do `service_name` and a call's `method`.
 //! Without such a span, `service_name` is the service whose crate logs, or else the name passed to
@@ -124,8 +124,10 @@ where
         if let Some(span) = context.span(id)
             && let Some(inherited) = span.extensions_mut().get_mut::<Inherited>()
         {
-            let known = |(name, _): &(String, Value)| INHERITED.contains(&name.as_str());
-            inherited.0.extend(fields.0.into_iter().filter(known));
+            let is_inherited = |(name, _): &(String, Value)| INHERITED.contains(&name.as_str());
+            inherited
+                .0
+                .extend(fields.0.into_iter().filter(is_inherited));
         }
     }
 
