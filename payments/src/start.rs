@@ -82,8 +82,8 @@ pub fn start(
         let limits = &config.client;
         let policy = Policy {
             call_timeout: Duration::from_millis(limits.call_timeout_ms),
-            tries: limits.tries,
-            pause: Duration::from_millis(limits.retry_pause_ms),
+            max_attempts: limits.tries,
+            initial_backoff: Duration::from_millis(limits.retry_pause_ms),
         };
         let gateway = Arc::new(Gateway::new(
             config.clone(),

@@ -7,7 +7,7 @@
 //! | an unreadable message | [`CallError::Unreadable`] | no |
 //!
 //! Every attempt sends the same message, so a write is repeated under its idempotency key only.
-//! Pauses double from [`Policy::pause`].
+//! Pauses double from [`Policy::initial_backoff`].
 
 use std::time::Duration;
 
@@ -31,17 +31,17 @@ pub struct Policy {
     /// Deadline of one attempt.
     pub call_timeout: Duration,
     /// Maximum number of attempts, the first one included.
-    pub tries: u32,
-    /// Pause before the second attempt.
-    pub pause: Duration,
+    pub max_attempts: u32,
+    /// Pause before the second attempt. It doubles before each further one.
+    pub initial_backoff: Duration,
 }
 
 impl Default for Policy {
     fn default() -> Self {
         Self {
             call_timeout: Duration::from_millis(rpc::DEADLINE_MS_DEFAULT),
-            tries: 3,
-            pause: Duration::from_millis(200),
+            max_attempts: 3,
+            initial_backoff: Duration::from_millis(200),
         }
     }
 }
@@ -50,7 +50,7 @@ impl Policy {
     /// One attempt, for callers with their own retries.
     pub fn once() -> Self {
         Self {
-            tries: 1,
+            max_attempts: 1,
             ..Self::default()
         }
     }
@@ -218,7 +218,7 @@ impl<C: Clone> Peer<C> {
         self.call(message, call).await.map(drop)
     }
 
-    /// Sends the same message until it is answered, at most [`Policy::tries`] times.
+    /// Sends the same message until it is answered, at most [`Policy::max_attempts`] times.
     pub async fn call<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<T>
     where
         M: Clone,
@@ -253,7 +253,7 @@ async fn pause_after(
     if !is_unavailable(status.code()) {
         return Err(CallError::Refused(status));
     }
-    if attempt >= policy.tries {
+    if attempt >= policy.max_attempts {
         let reason = describe(&status);
         tracing::warn!(
             service,
@@ -263,7 +263,7 @@ async fn pause_after(
         );
         return Err(CallError::Unavailable { service, reason });
     }
-    tokio::time::sleep(doubled(policy.pause, attempt - 1, Duration::MAX)).await;
+    tokio::time::sleep(doubled(policy.initial_backoff, attempt - 1, Duration::MAX)).await;
     Ok(())
 }
 

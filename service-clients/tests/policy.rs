@@ -1,4 +1,4 @@
-//! The call policy against a payments gateway that is unavailable, late or refuses.
+//! The call policy against a payments service that is unavailable or late, or that refuses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use types::Minor;
 
 const POLICY: Policy = Policy {
     call_timeout: Duration::from_millis(200),
-    tries: 3,
-    pause: Duration::from_millis(10),
+    max_attempts: 3,
+    initial_backoff: Duration::from_millis(10),
 };
 
 fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<ServiceDoubles>) {
@@ -35,12 +35,13 @@ fn client_with(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<
 }
 
 /// Contexts of all attempts.
-fn seen(double: &ServiceDoubles) -> Vec<RequestContext> {
-    let seen = double.with(|state| state.payments_contexts.clone());
-    assert!(seen.iter().all(|context| context.source == "cfa"));
-    seen
+fn attempt_contexts(double: &ServiceDoubles) -> Vec<RequestContext> {
+    let contexts = double.with(|state| state.payments_contexts.clone());
+    assert!(contexts.iter().all(|context| context.source == "cfa"));
+    contexts
 }
 
+/// Initiates a payout. `false`: the id has a payout of another user or amount.
 async fn initiate(client: &PaymentsClient, id: &str) -> Result<bool, CallError> {
     let context = Context::new("");
     client
@@ -50,15 +51,15 @@ async fn initiate(client: &PaymentsClient, id: &str) -> Result<bool, CallError> 
 
 // rows: R340 R341
 #[tokio::test]
-async fn r340_a_read_is_repeated_until_the_service_is_back() {
+async fn r340_a_read_is_retried_within_max_attempts() {
     let unavailable = Fault::Code(Code::Unavailable);
     let (client, double) = client_with([unavailable, Fault::Late(Duration::from_secs(5))]);
     let context = Context::new("");
     let found = client.payout(&context, "p-1").await.unwrap();
     assert_eq!(found, Some(PaymentStatus::Pending));
-    assert_eq!(seen(&double).len(), 3);
+    assert_eq!(attempt_contexts(&double).len(), 3);
     assert!(
-        seen(&double)
+        attempt_contexts(&double)
             .iter()
             .all(|context| context.idempotency_key.is_empty())
     );
@@ -66,21 +67,21 @@ async fn r340_a_read_is_repeated_until_the_service_is_back() {
 
 // rows: R340 R341
 #[tokio::test]
-async fn r341_a_write_is_repeated_under_the_same_key_only() {
+async fn r341_a_write_is_retried_under_the_same_key() {
     let busy = [Code::Aborted, Code::ResourceExhausted].map(Fault::Code);
     let (client, double) = client_with(busy);
-    let stored = initiate(&client, "p-1").await;
-    assert!(stored.unwrap());
-    let first = seen(&double);
+    let is_own_payout = initiate(&client, "p-1").await.unwrap();
+    assert!(is_own_payout);
+    let first = attempt_contexts(&double);
     assert_eq!(first.len(), 3);
     assert_eq!(first[0].idempotency_key, "p-1:initiate");
     assert!(
         first.iter().all(|one| *one == first[0]),
-        "every attempt sends the same message: {first:?}"
+        "every attempt sends the same context: {first:?}"
     );
     // A second call has its own key and request id.
     initiate(&client, "p-2").await.unwrap();
-    let last = seen(&double).pop().unwrap();
+    let last = attempt_contexts(&double).pop().unwrap();
     assert_eq!(last.idempotency_key, "p-2:initiate");
     assert_ne!(last.request_id, first[0].request_id);
 }
@@ -98,13 +99,21 @@ async fn a_refusal_passes_through_at_once_with_its_text() {
         assert_eq!(refused.to_string(), "no");
         assert!(!refused.is_unavailable());
         assert_eq!(Status::from(refused).code(), code);
-        assert_eq!(seen(&double).len(), 1);
+        assert_eq!(attempt_contexts(&double).len(), 1);
     }
-    // A refusal of this service's own credential is not passed to its caller.
+}
+
+#[tokio::test]
+async fn a_refused_credential_is_internal() {
+    // If the called service refuses our credential, our caller gets INTERNAL.
     let (client, _) = client_with([Fault::Code(Code::PermissionDenied)]);
     let refused = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert_eq!(Status::from(refused).code(), Code::Internal);
-    // A read answers `None` for `NOT_FOUND`.
+}
+
+#[tokio::test]
+async fn not_found_is_none() {
+    // A read returns `None` for `NOT_FOUND`.
     let (client, _) = client_with([Fault::Code(Code::NotFound)]);
     assert_eq!(client.payout(&Context::new(""), "p-1").await.unwrap(), None);
 }
@@ -113,7 +122,11 @@ async fn a_refusal_passes_through_at_once_with_its_text() {
 async fn an_unavailable_service_is_named_in_the_error() {
     let (client, double) = client_with([Fault::Code(Code::Unavailable); 4]);
     let unavailable = client.payout(&Context::new(""), "p-1").await.unwrap_err();
-    assert_eq!(seen(&double).len(), 3, "all attempts of the policy");
+    assert_eq!(
+        attempt_contexts(&double).len(),
+        3,
+        "all attempts of the policy"
+    );
     assert_eq!(unavailable.to_string(), "Payments service is unavailable");
     assert!(matches!(&unavailable, CallError::Unavailable { reason, .. } if reason.contains("no")));
     let status = Status::from(unavailable);
@@ -129,17 +142,20 @@ async fn an_unavailable_service_is_named_in_the_error() {
             .unwrap_err()
             .is_unavailable()
     );
-    assert_eq!(seen(&double).len(), 1);
+    assert_eq!(attempt_contexts(&double).len(), 1);
 }
 
 #[tokio::test]
-async fn a_late_answer_and_a_closed_port_are_unavailable_within_the_deadline() {
+async fn a_late_answer_and_a_closed_port_are_unavailable() {
     let late = Fault::Late(Duration::from_secs(60));
     let (client, _) = client_with([late; 3]);
     let begun = Instant::now();
     let late = client.payout(&Context::new(""), "p-1").await.unwrap_err();
     assert!(late.is_unavailable(), "{late:?}");
-    assert!(begun.elapsed() < 10 * POLICY.call_timeout, "three attempts");
+    assert!(
+        begun.elapsed() < 10 * POLICY.call_timeout,
+        "three attempts took longer than ten deadlines"
+    );
 
     let channel = Channel::remote("http://127.0.0.1:1", "sandbox.service").unwrap();
     let client = PaymentsClient::new(channel, "cfa").with_policy(POLICY);
