@@ -128,9 +128,9 @@ async fn no_statement_reads_a_whole_table() {
     timer_tasks(&world, url, &rows).await;
     until_none(&rows, "SELECT COUNT(*) FROM outbox").await;
 
-    let verdict = postgres::judge(ROWS_MAX, &SMALL);
-    verdict.assert_no_scans(&ALLOWED);
-    verdict.assert_explained(EXPLAINED);
+    let explained = postgres::explain(ROWS_MAX, &SMALL);
+    explained.assert_no_scans(&ALLOWED);
+    explained.assert_explained(EXPLAINED);
     rows.close().await;
 }
 

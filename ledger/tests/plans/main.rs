@@ -55,9 +55,9 @@ async fn no_statement_scans_a_table() {
     world.assert_books_balance().await;
 
     let file = world.config().data_dir.join("ledger.sqlite");
-    let verdict = plans::judge(&[&file]).await;
-    verdict.assert_no_scans(&ALLOWED);
-    verdict.assert_explained(&[
+    let explained = plans::explain(&[&file]).await;
+    explained.assert_no_scans(&ALLOWED);
+    explained.assert_explained(&[
         // statements of the writer
         "SELECT * FROM operations WHERE operation_id = ?1",
         "FROM operations WHERE idempotency_key BETWEEN",

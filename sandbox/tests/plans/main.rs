@@ -240,9 +240,9 @@ async fn no_statement_scans_a_table() {
     money(folder.path()).await;
 
     let files = ["identity.db", "bank.db"].map(|file| folder.path().join(file));
-    let verdict = plans::judge(&[&files[0], &files[1]]).await;
-    verdict.assert_no_scans(&ALLOWED);
-    verdict.assert_explained(&[
+    let explained = plans::explain(&[&files[0], &files[1]]).await;
+    explained.assert_no_scans(&ALLOWED);
+    explained.assert_explained(&[
         "FROM users WHERE user_id =",
         "FROM users WHERE idempotency_key = $1 AND generated",
         "FROM users WHERE onchain_address =",

@@ -110,9 +110,9 @@ async fn no_statement_scans_a_table() {
     let folder = folder.path().join("differs");
     break_and_repair(&folder).await;
 
-    let verdict = plans::judge(&[&folder.join("settlement/settlement.db")]).await;
-    verdict.assert_no_scans(&ALLOWED);
-    verdict.assert_explained(&[
+    let explained = plans::explain(&[&folder.join("settlement/settlement.db")]).await;
+    explained.assert_no_scans(&ALLOWED);
+    explained.assert_explained(&[
         "INSERT INTO batches",
         "UPDATE batches SET state",
         "FROM batches WHERE state <> 'FINAL'",

@@ -2,13 +2,13 @@
 //! [`postgres`] PostgreSQL.
 //!
 //! A test records the text of every executed statement ([`record`]), drives its service through all
-//! states of its stored data, and explains the statements on the same databases ([`judge`]). The
+//! states of its stored data, and explains the statements on the same databases ([`explain`]). The
 //! recorder is process-wide, so such a test is a test binary of its own with one test.
 //!
 //! What counts as a scan on SQLite:
 //! - a scan of a table or a full index (`SCAN`), and an automatic index for one statement
 //!   (`AUTOMATIC`). Exceptions: a partial index, since it holds only open, queued or refused rows;
-//!   the rows of a subquery, whose own plan lines are judged; a table of one row;
+//!   the rows of a subquery, whose own plan lines are checked; a table of one row;
 //! - a search by a bare code (`status=?`): most rows may match;
 //! - a page selected by time (or sequence) alone with other conditions tested row by row: the
 //!   matching rows may be the oldest;
@@ -38,16 +38,16 @@ pub struct Allowed {
     pub reason: &'static str,
 }
 
-/// Result of explaining the recorded statements.
+/// The explained statements, and those that scan.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct Explained {
     /// Statements that one of the databases can run.
     explained: Vec<String>,
     /// Statement, and the plan lines that scan.
     scans: Vec<(String, Vec<String>)>,
 }
 
-impl Verdict {
+impl Explained {
     /// Checks that only the `allowed` statements scan.
     ///
     /// # Panics
@@ -105,23 +105,23 @@ pub fn record() {
 ///
 /// # Panics
 /// A file cannot be read.
-pub async fn judge(files: &[&Path]) -> Verdict {
+pub async fn explain(files: &[&Path]) -> Explained {
     let mut databases = Vec::new();
     for file in files {
         let url = format!("sqlite://{}?mode=ro", file.display());
         databases.push(SqliteConnection::connect(&url).await.expect("opens"));
     }
     let statements = STATEMENTS.lock().expect("no panic with the lock").clone();
-    let mut verdict = Verdict::default();
+    let mut explained = Explained::default();
     for statement in statements {
         for database in &mut databases {
             if let Some(scans) = scans(database, &statement).await {
-                verdict.add(statement, scans);
+                explained.add(statement, scans);
                 break;
             }
         }
     }
-    verdict
+    explained
 }
 
 /// Plan lines that visit rows outside the result. `None`: this database cannot run the statement.

@@ -19,7 +19,7 @@ use serde_json::Value;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-use super::Verdict;
+use super::Explained;
 
 /// Settings to append to the query of a session's URL.
 pub const SETTINGS: &str = "options[session_preload_libraries]=auto_explain\
@@ -57,17 +57,18 @@ pub fn forget() {
     PLANS.lock().expect("no panic with the lock").clear();
 }
 
-/// Judges the recorded plans; `small`: tables that do not grow.
-pub fn judge(rows_max: u64, small: &[&str]) -> Verdict {
+/// Explains the recorded statements. A step may read at most `rows_max` rows. `small`: tables that
+/// do not grow.
+pub fn explain(rows_max: u64, small: &[&str]) -> Explained {
     let plans = PLANS.lock().expect("no panic with the lock").clone();
-    let mut verdict = Verdict::default();
+    let mut explained = Explained::default();
     for (statement, steps) in plans {
         let scans = steps.iter().filter(|step| step.is_scan(rows_max, small));
         let scans = scans.map(Step::to_string);
         let scans = scans.collect();
-        verdict.add(statement, scans);
+        explained.add(statement, scans);
     }
-    verdict
+    explained
 }
 
 impl Step {
