@@ -12,7 +12,7 @@ use types::{
 use crate::client_ids::ClientIds;
 use crate::counts::OpenCounts;
 use crate::default_holds::DefaultHolds;
-use crate::linked::OrderLists;
+use crate::order_lists::OrderLists;
 use crate::request::{OrderRef, Reject, Request};
 use crate::session_set::SessionSet;
 use crate::slots::FreeSlots;
@@ -58,7 +58,7 @@ pub struct Admission {
     /// from sessions and open orders.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
-    pub(crate) linked: OrderLists,
+    pub(crate) order_lists: OrderLists,
     /// Sessions with trades that are not final.
     pub(crate) awaiting: SessionSet,
     pub(crate) counts: OpenCounts,
@@ -90,7 +90,7 @@ impl Admission {
             default_holds: DefaultHolds::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
-            linked: OrderLists::new(config.orders_max),
+            order_lists: OrderLists::new(config.orders_max),
             awaiting: SessionSet::default(),
             counts: OpenCounts::default(),
             groups_at: BTreeMap::new(),

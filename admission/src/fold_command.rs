@@ -111,7 +111,7 @@ impl Admission {
             group: MemberGroup::NONE,
             own_bounds: 0,
         });
-        self.linked.add_user();
+        self.order_lists.add_user();
         self.counts.add_user();
     }
 
@@ -169,7 +169,7 @@ impl Admission {
             });
             self.awaiting.add_session();
             self.sessions.insert(c.key, c.session);
-            self.linked.add_session(c.user);
+            self.order_lists.add_session(c.user);
             self.tables.users[c.user.index()].sessions += 1;
         }
         let row = &mut table[c.session.index()];
@@ -193,7 +193,7 @@ impl Admission {
         );
         let (key, user) = (core::mem::replace(&mut row.key, Id128::NONE), row.user);
         self.sessions.remove(&key);
-        self.linked.forget_session(user, session);
+        self.order_lists.forget_session(user, session);
         self.tables.users[user.index()].sessions -= 1;
     }
 
@@ -312,7 +312,7 @@ impl Admission {
         balance.open_orders += 1;
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.tables.users[c.user.index()].open_orders += 1;
-        self.linked.insert(c.user, c.session, c.handle.slot);
+        self.order_lists.insert(c.user, c.session, c.handle.slot);
         self.counts.add(c.user, c.instrument);
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;

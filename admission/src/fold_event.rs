@@ -308,7 +308,7 @@ impl Admission {
         balance.open_orders -= 1;
         self.tables.instruments[instrument.index()].open_orders -= 1;
         self.tables.users[user.index()].open_orders -= 1;
-        self.linked.remove(user, session, handle.slot);
+        self.order_lists.remove(user, session, handle.slot);
         self.counts.remove(user, instrument);
         if let Some(row) = self.tables.sessions.get_mut(session.index()) {
             row.open_orders -= 1;

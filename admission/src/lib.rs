@@ -22,7 +22,7 @@
 //! | `default_holds` | trading holds by user |
 //! | `counts` | open orders per user and instrument |
 //! | `session_set` | sessions with trades that are not final |
-//! | `linked` | the open orders of each user and session |
+//! | `order_lists` | the open orders of each user and session |
 //! | `sweeps` | commands that end many orders of a member, and their slices |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
@@ -43,7 +43,7 @@ mod counts;
 mod default_holds;
 mod fold_command;
 mod fold_event;
-mod linked;
+mod order_lists;
 mod orders;
 mod report;
 mod request;

@@ -257,7 +257,7 @@ impl Admission {
             cause,
         };
         let mut at = 0;
-        while let Some(session) = self.linked.sessions_of(user).get(at) {
+        while let Some(session) = self.order_lists.sessions_of(user).get(at) {
             self.report_out_of_line(Subject::session(*session), InstrumentIx::NONE, 0, body, to);
             at += 1;
         }

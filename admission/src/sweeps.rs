@@ -129,7 +129,7 @@ impl Admission {
 
     /// Mass cancels of the user that continue in slices.
     pub fn sweeps_of(&self, user: UserIx) -> usize {
-        self.linked.sweeps_in_progress(user)
+        self.order_lists.sweeps_in_progress(user)
     }
 
     /// Commands of all members that continue in slices.
@@ -202,7 +202,7 @@ impl Admission {
             _ => return,
         };
         self.tables.sweeps.push(row);
-        self.linked.add_cursor(row.user);
+        self.order_lists.add_cursor(row.user);
         self.move_sweep(self.tables.sweeps.len() - 1, through);
     }
 
@@ -228,22 +228,22 @@ impl Admission {
         let (scope, user) = (row.scope, row.user);
         let owner = self.owner_of(scope, user);
         let from = match after.session == through.session {
-            true => self.linked.cursor(at),
+            true => self.order_lists.cursor(at),
             false => None,
         };
         let is_passed = |slot: &u32| self.sequence_at(*slot) <= through.sequence;
         let passed = self
-            .linked
+            .order_lists
             .after(owner, through.session, from)
             .take_while(is_passed);
         let last = passed.last().or(from);
-        self.linked.set_cursor(at, last);
+        self.order_lists.set_cursor(at, last);
     }
 
     /// Rebuilds the cursors, which are not part of the state, from the rows.
     pub(crate) fn restore_cursors(&mut self) {
         for at in 0..self.tables.sweeps.len() {
-            self.linked.add_cursor(self.tables.sweeps[at].user);
+            self.order_lists.add_cursor(self.tables.sweeps[at].user);
             let after =
                 core::mem::replace(&mut self.tables.sweeps[at].position, SweepPosition::START);
             self.move_sweep(at, after);
@@ -288,7 +288,7 @@ impl Admission {
             return;
         }
         let row = self.tables.sweeps.remove(at);
-        self.linked.remove_cursor(at, row.user);
+        self.order_lists.remove_cursor(at, row.user);
         let body = ReportBody::MassCancelled {
             count: row.count,
             remaining: 0,
@@ -326,7 +326,7 @@ impl Admission {
                     "a slice is listed before it is applied"
                 );
                 Some(SweepFilter {
-                    cursor: self.linked.cursor(at),
+                    cursor: self.order_lists.cursor(at),
                     instrument: row.instrument,
                     side: row.side,
                     after: c.after,
@@ -366,7 +366,9 @@ impl Admission {
         let (user, sessions) = match &filter.scope {
             MassScope::All => return scan,
             MassScope::Session(session) => (UserIx::NONE, slice::from_ref(session)),
-            MassScope::User(_) | MassScope::Group(_) => (owner, self.linked.sessions_of(owner)),
+            MassScope::User(_) | MassScope::Group(_) => {
+                (owner, self.order_lists.sessions_of(owner))
+            }
         };
         let lists = sessions.iter().copied();
         let lists = lists.chain((!user.is_none()).then_some(SessionIx::NONE));
@@ -374,7 +376,7 @@ impl Admission {
         'scan: for session in lists.skip_while(|session| *session < filter.after.session) {
             let is_first = session == filter.after.session;
             let from = filter.cursor.filter(|_| is_first);
-            for slot in self.linked.after(user, session, from) {
+            for slot in self.order_lists.after(user, session, from) {
                 let order = self.tables.slots[slot as usize].order.as_ref();
                 let order = order.expect("a list has open orders");
                 let sequence = order.sequence;

@@ -172,7 +172,7 @@ impl Admission {
 
     /// The user's open orders, in sessions or not.
     pub fn orders_of(&self, user: UserIx) -> impl Iterator<Item = &OpenOrder> {
-        let slots = self.linked.of_user(user);
+        let slots = self.order_lists.of_user(user);
         slots.filter_map(|slot| self.tables.slots[slot as usize].order.as_ref())
     }
 
@@ -259,7 +259,7 @@ impl Admission {
         }
         for (at, row) in image.users.iter().enumerate() {
             room.users.insert(row.id, UserIx(at as u32));
-            room.linked.add_user();
+            room.order_lists.add_user();
             room.counts.add_user();
         }
         for row in &image.instruments {
@@ -267,9 +267,9 @@ impl Admission {
         }
         for (at, row) in image.sessions.iter().enumerate() {
             let session = SessionIx(at as u32);
-            room.linked.add_session(row.user);
+            room.order_lists.add_session(row.user);
             match row.key.is_none() {
-                true => room.linked.forget_session(row.user, session),
+                true => room.order_lists.forget_session(row.user, session),
                 false => drop(room.sessions.insert(row.key, session)),
             }
             room.note_group(row.stp_group, row.user);
@@ -312,7 +312,7 @@ impl Admission {
         }
         open.sort_unstable_by_key(|(sequence, ..)| *sequence);
         for (_, slot, user, session) in open {
-            self.linked.insert(user, session, slot);
+            self.order_lists.insert(user, session, slot);
         }
     }
 
@@ -463,12 +463,14 @@ impl Admission {
         for (at, (row, found)) in self.tables.users.iter().zip(per_user).enumerate() {
             assert_eq!(row.open_orders, found);
             let user = UserIx(at as u32);
-            self.check_list(self.linked.of_user(user), found, |order| order.user == user);
+            self.check_list(self.order_lists.of_user(user), found, |order| {
+                order.user == user
+            });
         }
         for (at, (row, found)) in self.tables.sessions.iter().zip(per_session).enumerate() {
             assert_eq!(row.open_orders, found);
             let session = SessionIx(at as u32);
-            let slots = self.linked.of_session(session);
+            let slots = self.order_lists.of_session(session);
             self.check_list(slots, found, |order| order.session == session);
         }
         for (row, totals) in self.tables.holds.iter().zip(self.all_hold_totals()) {

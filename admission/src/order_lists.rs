@@ -85,11 +85,11 @@ impl OrderLists {
         in_sessions.chain(self.slots_from(first(self.of_user.get(user.index()))))
     }
 
-    /// Slots of a list from the entry `index` on (slot + 1; 0: none).
-    fn slots_from(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
-        let step = |index: u32| (index != 0).then_some(index);
-        let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
-        core::iter::successors(step(index), next).map(|index| index - 1)
+    /// Slots of a list, starting at `link` (slot + 1; 0 = empty).
+    fn slots_from(&self, link: u32) -> impl Iterator<Item = u32> + '_ {
+        let non_zero = |link: u32| (link != 0).then_some(link);
+        let next = move |link: &u32| non_zero(self.nodes[*link as usize - 1].next);
+        core::iter::successors(non_zero(link), next).map(|link| link - 1)
     }
 
     /// Appends the cursor of a new sweep, positioned before the first order.
@@ -217,12 +217,12 @@ fn first(ends: Option<&Ends>) -> u32 {
 impl Admission {
     /// Handles of the open orders that a session has entered, in no particular order.
     pub fn handles_of_session(&self, session: SessionIx) -> impl Iterator<Item = Handle> + '_ {
-        self.handles(self.linked.of_session(session))
+        self.handles(self.order_lists.of_session(session))
     }
 
     /// Handles of a user's open orders, in no particular order.
     pub fn handles_of_user(&self, user: UserIx) -> impl Iterator<Item = Handle> + '_ {
-        self.handles(self.linked.of_user(user))
+        self.handles(self.order_lists.of_user(user))
     }
 
     fn handles<'a>(
@@ -240,18 +240,20 @@ mod tests {
 
     #[test]
     fn a_list_contains_what_was_inserted_and_not_removed() {
-        let mut linked = OrderLists::new(8);
+        let mut order_lists = OrderLists::new(8);
         let sorted = |slots: &mut dyn Iterator<Item = u32>| {
             let mut slots: Vec<u32> = slots.collect();
             slots.sort_unstable();
             slots
         };
-        let user = |linked: &OrderLists, user| sorted(&mut linked.of_user(UserIx(user)));
-        let session =
-            |linked: &OrderLists, session| sorted(&mut linked.of_session(SessionIx(session)));
-        (0..2).for_each(|_| linked.add_user());
+        let slots_of_user =
+            |order_lists: &OrderLists, user| sorted(&mut order_lists.of_user(UserIx(user)));
+        let slots_of_session = |order_lists: &OrderLists, session| {
+            sorted(&mut order_lists.of_session(SessionIx(session)))
+        };
+        (0..2).for_each(|_| order_lists.add_user());
         for owner in [0, 1, 1] {
-            linked.add_session(UserIx(owner));
+            order_lists.add_session(UserIx(owner));
         }
         // Of user 1: three in session 1, one in session 2, one without.
         let at = |session| (UserIx(1), SessionIx(session));
@@ -263,18 +265,30 @@ mod tests {
             (at(1), 9),
             ((UserIx(1), SessionIx::NONE), 4),
         ] {
-            linked.insert(user, session, slot);
+            order_lists.insert(user, session, slot);
         }
-        assert_eq!(session(&linked, 1), [2, 5, 9]);
-        assert_eq!(user(&linked, 1), [2, 4, 5, 7, 9]);
+        assert_eq!(slots_of_session(&order_lists, 1), [2, 5, 9]);
+        assert_eq!(slots_of_user(&order_lists, 1), [2, 4, 5, 7, 9]);
         for (slot, left) in [(2, vec![5, 9]), (9, vec![5]), (5, vec![])] {
-            linked.remove(UserIx(1), SessionIx(1), slot);
-            assert_eq!(session(&linked, 1), left);
+            order_lists.remove(UserIx(1), SessionIx(1), slot);
+            assert_eq!(slots_of_session(&order_lists, 1), left);
         }
-        linked.remove(UserIx(1), SessionIx::NONE, 4);
-        assert_eq!((user(&linked, 1), user(&linked, 0)), (vec![7], vec![1]));
-        linked.insert(UserIx(1), SessionIx(1), 0);
-        assert_eq!(user(&linked, 1), [0, 7]);
-        assert_eq!((user(&linked, 77), session(&linked, 77)), (vec![], vec![]));
+        order_lists.remove(UserIx(1), SessionIx::NONE, 4);
+        assert_eq!(
+            (
+                slots_of_user(&order_lists, 1),
+                slots_of_user(&order_lists, 0)
+            ),
+            (vec![7], vec![1])
+        );
+        order_lists.insert(UserIx(1), SessionIx(1), 0);
+        assert_eq!(slots_of_user(&order_lists, 1), [0, 7]);
+        assert_eq!(
+            (
+                slots_of_user(&order_lists, 77),
+                slots_of_session(&order_lists, 77)
+            ),
+            (vec![], vec![])
+        );
     }
 }
