@@ -38,7 +38,7 @@ pub fn check(bytes: &[u8]) {
     let storage = Arc::new(MemoryStorage::default());
     let length = bytes.len().next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
     storage.create(1, length as u64).expect("segment created");
-    storage.damage(1, 0, bytes);
+    storage.corrupt(1, 0, bytes);
     list(&storage).expect("listing does not need complete frames");
     let (mut units, mut frames) = (0, Vec::new());
     let visited = visit_frames(&storage, |frame| {

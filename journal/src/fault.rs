@@ -12,27 +12,28 @@ use rustix::io::Errno;
 use crate::aligned::Blocks;
 use crate::storage::{Mode, Storage};
 
-/// Atomic write size of the disk; a power loss reorders blocks and tears inside one.
+/// Unit of loss: a power loss keeps, drops or tears each block on its own.
 const BLOCK_BYTES: usize = 512;
 
 #[derive(Clone, Default)]
 struct Segment {
     /// Contents as read now.
-    seen: Vec<u8>,
+    cached: Vec<u8>,
     /// Contents that survive a crash for certain.
     durable: Vec<u8>,
     /// Writes since the last sync, in order.
     unsynced: Vec<(usize, Vec<u8>)>,
-    /// Other state that a crash may choose; set if the power failed in creation or removal.
+    /// State before a creation or after a removal in which the power failed; the crash chooses one
+    /// of the two. Inner `None`: the segment is absent.
     alternative: Option<Box<Option<Segment>>>,
 }
 
 impl Segment {
     fn write(&mut self, start: usize, bytes: &[u8]) {
-        let length = self.seen.len().max(start + bytes.len());
-        self.seen.resize(length, 0);
+        let length = self.cached.len().max(start + bytes.len());
+        self.cached.resize(length, 0);
         self.durable.resize(length, 0);
-        self.seen[start..start + bytes.len()].copy_from_slice(bytes);
+        self.cached[start..start + bytes.len()].copy_from_slice(bytes);
         self.unsynced.push((start, bytes.to_vec()));
     }
 
@@ -67,7 +68,7 @@ impl Segment {
             }
         }
         self.unsynced.clear();
-        self.seen.clone_from(&self.durable);
+        self.cached.clone_from(&self.durable);
     }
 }
 
@@ -79,12 +80,11 @@ fn below(random: &mut impl FnMut() -> u64, bound: usize) -> usize {
 #[derive(Default)]
 pub struct MemoryStorage {
     segments: Mutex<BTreeMap<u64, Segment>>,
-    /// Full disk: writes fail.
+    /// Full disk: writes, creation and removal of segments fail.
     pub is_full: AtomicBool,
-    /// No space for another segment.
-    pub has_no_room: AtomicBool,
-    /// Every n-th list, read and opening for writing finds no file descriptor; 0 = none fails, 1 =
-    /// all fail.
+    /// A creation of a segment finds the disk full.
+    pub create_finds_disk_full: AtomicBool,
+    /// Every n-th `segments`, `read` or `begin` fails with EMFILE; 0 = none.
     pub open_fails_every: AtomicU64,
     pub opens: AtomicU64,
     /// Broken disk: a sync fails.
@@ -93,7 +93,7 @@ pub struct MemoryStorage {
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
     /// Operations until the power fails, plus one; 0 = it does not fail.
-    power: AtomicU64,
+    power_off_countdown: AtomicU64,
     is_off: AtomicBool,
     /// The disk does not complete writes: see [`MemoryStorage::stall`].
     is_stalled: Mutex<bool>,
@@ -101,12 +101,14 @@ pub struct MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// Cuts the power in the operation after the next `operations` ones.
+    /// Lets `operations` operations succeed, then cuts the power during the next one.
     ///
-    /// Operations are writes, syncs, and the creation and removal of segments. Then everything
-    /// fails until [`MemoryStorage::crash`] or [`MemoryStorage::revive`].
+    /// Operations are writes, syncs, and the creation and removal of segments. Then every write,
+    /// sync, creation and removal fails until [`MemoryStorage::crash`] or
+    /// [`MemoryStorage::revive`].
     pub fn power_off_after(&self, operations: u64) {
-        self.power.store(operations + 1, Ordering::SeqCst);
+        self.power_off_countdown
+            .store(operations + 1, Ordering::SeqCst);
     }
 
     /// Loses power: unsynced blocks are each kept, dropped or torn, in any order.
@@ -135,7 +137,7 @@ impl MemoryStorage {
             segment.crash(&mut random);
         }
         drop(segments);
-        self.power.store(0, Ordering::SeqCst);
+        self.power_off_countdown.store(0, Ordering::SeqCst);
         self.is_off.store(false, Ordering::SeqCst);
     }
 
@@ -144,7 +146,7 @@ impl MemoryStorage {
         for segment in self.lock().values_mut() {
             segment.alternative = None;
         }
-        self.power.store(0, Ordering::SeqCst);
+        self.power_off_countdown.store(0, Ordering::SeqCst);
         self.is_off.store(false, Ordering::SeqCst);
     }
 
@@ -160,11 +162,11 @@ impl MemoryStorage {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Overwrites bytes as a failing disk would.
-    pub fn damage(&self, segment: u64, offset: usize, bytes: &[u8]) {
+    /// Corrupts bytes of a segment, and makes its current contents durable.
+    pub fn corrupt(&self, segment: u64, offset: usize, bytes: &[u8]) {
         if let Some(segment) = self.lock().get_mut(&segment) {
-            segment.seen[offset..offset + bytes.len()].copy_from_slice(bytes);
-            segment.durable = segment.seen.clone();
+            segment.cached[offset..offset + bytes.len()].copy_from_slice(bytes);
+            segment.durable = segment.cached.clone();
             segment.unsynced.clear();
         }
     }
@@ -178,7 +180,7 @@ impl MemoryStorage {
     pub fn shorten(&self, segment: u64, bytes: usize) {
         if let Some(segment) = self.lock().get_mut(&segment) {
             segment.sync();
-            segment.seen.truncate(bytes);
+            segment.cached.truncate(bytes);
             segment.durable.truncate(bytes);
         }
     }
@@ -195,7 +197,7 @@ impl MemoryStorage {
     pub fn bytes(&self, segment: u64) -> Vec<u8> {
         self.lock()
             .get(&segment)
-            .map(|segment| segment.seen.clone())
+            .map(|segment| segment.cached.clone())
             .unwrap_or_default()
     }
 
@@ -205,17 +207,17 @@ impl MemoryStorage {
 
     /// Counts an operation; true when the power fails in it.
     fn power_fails(&self) -> bool {
-        let left = self
-            .power
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-                left.checked_sub(1)
-            });
+        let left =
+            self.power_off_countdown
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                    left.checked_sub(1)
+                });
         let is_last = left == Ok(1);
         self.is_off.fetch_or(is_last, Ordering::SeqCst);
         is_last
     }
 
-    fn check(&self) -> io::Result<()> {
+    fn check_power_and_space(&self) -> io::Result<()> {
         if self.is_off.load(Ordering::SeqCst) {
             return Err(io::Error::other("the power is off"));
         }
@@ -225,7 +227,7 @@ impl MemoryStorage {
         Ok(())
     }
 
-    fn open(&self) -> io::Result<()> {
+    fn acquire_descriptor(&self) -> io::Result<()> {
         let opens = self.opens.fetch_add(1, Ordering::SeqCst) + 1;
         match opens.checked_rem(self.open_fails_every.load(Ordering::SeqCst)) {
             Some(0) => Err(Errno::MFILE.into()),
@@ -255,14 +257,14 @@ impl MemoryStorage {
 
 impl Storage for Arc<MemoryStorage> {
     fn segments(&self) -> io::Result<Vec<u64>> {
-        self.open()?;
+        self.acquire_descriptor()?;
         Ok(self.lock().keys().copied().collect())
     }
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
-        self.check()?;
+        self.check_power_and_space()?;
         let power_fails = self.power_fails();
-        if self.has_no_room.load(Ordering::SeqCst) {
+        if self.create_finds_disk_full.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let zeros = vec![0; usize::try_from(bytes).expect("fits memory")];
@@ -271,7 +273,7 @@ impl Storage for Arc<MemoryStorage> {
         segments.insert(
             segment,
             Segment {
-                seen: zeros.clone(),
+                cached: zeros.clone(),
                 durable: zeros,
                 unsynced: Vec::new(),
                 alternative: power_fails.then(|| Box::new(before)),
@@ -284,11 +286,11 @@ impl Storage for Arc<MemoryStorage> {
     }
 
     fn begin(&self, _segment: u64) -> io::Result<()> {
-        self.open()
+        self.acquire_descriptor()
     }
 
     fn remove(&self, segment: u64) -> io::Result<()> {
-        self.check()?;
+        self.check_power_and_space()?;
         let power_fails = self.power_fails();
         let mut segments = self.lock();
         if power_fails {
@@ -306,11 +308,11 @@ impl Storage for Arc<MemoryStorage> {
     fn size(&self, segment: u64) -> io::Result<u64> {
         let segments = self.lock();
         let segment = segments.get(&segment).ok_or(io::ErrorKind::NotFound)?;
-        Ok(segment.seen.len() as u64)
+        Ok(segment.cached.len() as u64)
     }
 
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {
-        self.check()?;
+        self.check_power_and_space()?;
         assert_eq!(offset % BLOCK_BYTES as u64, 0, "aligned offset");
         let stalled = self.stalled();
         drop(
@@ -338,14 +340,14 @@ impl Storage for Arc<MemoryStorage> {
     }
 
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
-        self.open()?;
+        self.acquire_descriptor()?;
         let segments = self.lock();
         let segment = segments.get(&segment).ok_or(io::ErrorKind::NotFound)?;
         let start = usize::try_from(offset)
             .expect("fits memory")
-            .min(segment.seen.len());
-        let count = into.len().min(segment.seen.len() - start);
-        into[..count].copy_from_slice(&segment.seen[start..start + count]);
+            .min(segment.cached.len());
+        let count = into.len().min(segment.cached.len() - start);
+        into[..count].copy_from_slice(&segment.cached[start..start + count]);
         Ok(count)
     }
 

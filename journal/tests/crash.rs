@@ -192,7 +192,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
         image.create(1, BYTES).expect("create");
         let mut bytes = whole.clone();
         bytes[cut..].fill(0);
-        image.damage(1, 0, &bytes);
+        image.corrupt(1, 0, &bytes);
         let (journal, found) = open(&image);
         let expected = ends.iter().filter(|(_, written)| *written <= cut).count() as u64;
         assert_eq!(found, expected, "cut at {cut}");
@@ -208,7 +208,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
         }
 
         // The same with the end of the file missing.
-        image.damage(1, 0, &whole);
+        image.corrupt(1, 0, &whole);
         image.shorten(1, cut);
         let expected = ends.iter().filter(|(end, _)| *end <= cut).count() as u64;
         let found = visit_frames(&image, |_| Ok(())).expect("a torn tail is skipped");
@@ -252,7 +252,7 @@ fn damage_in_the_middle_is_refused_with_its_place() {
         for offset in [start, start + 30, end - 20] {
             for noise in [vec![0; 20], vec![0xA5; 20], vec![bytes[offset] ^ 4]] {
                 let storage = Arc::new(whole.image());
-                storage.damage(1, offset, &noise);
+                storage.corrupt(1, offset, &noise);
                 let is_last = unit + 1 == ends.len();
                 let is_same = storage.bytes(1) == bytes;
                 match reopen(&storage) {
@@ -295,7 +295,7 @@ fn a_missing_or_emptied_segment_is_refused() {
     assert!(segments.len() > 4);
     for segment in &segments[..segments.len() - 2] {
         let emptied = Arc::new(storage.image());
-        emptied.damage(*segment, 0, &vec![0; storage.bytes(*segment).len()]);
+        emptied.corrupt(*segment, 0, &vec![0; storage.bytes(*segment).len()]);
         match reopen(&emptied) {
             Err(JournalError::Hole { file, .. }) => {
                 assert!(file.contains(&format!("segment {segment}")), "{file}");
@@ -336,7 +336,7 @@ fn set_version(storage: &Arc<MemoryStorage>, segment: u64, offset: usize, versio
     head[36..40].fill(0);
     let crc = crc32c::crc32c(&head);
     head[36..40].copy_from_slice(&crc.to_le_bytes());
-    storage.damage(segment, offset, &head);
+    storage.corrupt(segment, offset, &head);
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_log_of_another_version_is_named_as_such() {
             if version == 700 {
                 set_version(&storage, 1, mark, version);
             } else {
-                storage.damage(1, mark + 6, &u16::to_le_bytes(version));
+                storage.corrupt(1, mark + 6, &u16::to_le_bytes(version));
             }
             refused(&storage, mark);
             let storage = Arc::new(whole.image());
@@ -376,7 +376,7 @@ fn a_log_of_another_version_is_named_as_such() {
         let storage = Arc::new(whole.image());
         let (torn, last) = (marks[23], marks[24]);
         set_version(&storage, 1, last, version);
-        storage.damage(1, torn, &[0; 512]);
+        storage.corrupt(1, torn, &[0; 512]);
         refused(&storage, last);
     }
 }
@@ -405,7 +405,7 @@ fn noise_after_the_end_of_a_segment_does_not_lose_the_last_batch() {
         cases += 1;
         for offset in [1_024, 1_030, 8_192, (16 << 10) - 3] {
             let noisy = Arc::new(storage.image());
-            noisy.damage(1, offset, &[0xA5; 3]);
+            noisy.corrupt(1, offset, &[0xA5; 3]);
             let before = noisy.bytes(2);
             match reopen(&noisy) {
                 Err(JournalError::Hole { sequence: 1, .. }) => {}
@@ -424,7 +424,7 @@ fn log_ending_before_a_durable_record_is_refused_unchanged() {
     let storage = singles();
     let ends = unit_ends(&storage.bytes(1));
     // The last record is torn, but the caller knows that it was durable.
-    storage.damage(1, ends[24].0 - 20, &[0; 8]);
+    storage.corrupt(1, ends[24].0 - 20, &[0; 8]);
     let before = storage.bytes(1);
     let open = |after| {
         let journal = Journal::open_after(Arc::new(storage.clone()), CONFIG, after, |_| Ok(()));

@@ -285,7 +285,7 @@ fn lost_durable_data_is_a_hole() {
     journal.close();
     assert!(storage.segments().expect("listed").len() > 4);
     let bytes = storage.bytes(2).len();
-    storage.damage(2, bytes / 2, &vec![0; bytes / 2]);
+    storage.corrupt(2, bytes / 2, &vec![0; bytes / 2]);
     let mut follower = Follower::new(Arc::new(storage.clone()), 0);
     let mut last = 0;
     match read(&mut follower, &mut last) {

@@ -65,7 +65,7 @@ type Shortage = fn(&MemoryStorage, bool);
 
 #[test]
 fn log_waits_until_its_next_segment_can_be_created() {
-    let no_room: Shortage = |storage, is_on| storage.has_no_room.store(is_on, SeqCst);
+    let no_room: Shortage = |storage, is_on| storage.create_finds_disk_full.store(is_on, SeqCst);
     let no_descriptor: Shortage =
         |storage, is_on| storage.open_fails_every.store(is_on.into(), SeqCst);
     let storage = Arc::new(MemoryStorage::default());
@@ -94,7 +94,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());
-    storage.has_no_room.store(true, SeqCst);
+    storage.create_finds_disk_full.store(true, SeqCst);
     let mut last = fill(&mut appender, &commit);
     while !appender.is_full() {
         last += 1;
@@ -105,7 +105,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     journal.close();
     let failed = wait(&commit, last).expect_err("never durable");
     assert!(!failed.to_string().is_empty());
-    storage.has_no_room.store(false, SeqCst);
+    storage.create_finds_disk_full.store(false, SeqCst);
     // Everything reported durable is found, and nothing after it.
     assert_eq!(open(&storage).1, reported);
 }
@@ -116,12 +116,12 @@ fn any_other_failure_to_make_a_segment_is_final() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());
-    storage.has_no_room.store(true, SeqCst);
+    storage.create_finds_disk_full.store(true, SeqCst);
     appender.append(FrameKind::Command, true, 1, 1, &[7; 15_000]);
     appender.flush();
     wait(&commit, 1).expect("durable");
     storage.power_off_after(0);
-    storage.has_no_room.store(false, SeqCst);
+    storage.create_finds_disk_full.store(false, SeqCst);
     appender.append(FrameKind::Command, true, 2, 1, &[7; 2_000]);
     appender.flush();
     wait(&commit, 2).expect_err("the power is off");

@@ -129,7 +129,7 @@ fn a_scan_sees_what_an_opening_sees_and_changes_nothing() {
     let last = segments.rev().find(is_written).expect("some");
     let bytes = storage.bytes(last);
     let end = bytes.iter().rposition(|byte| *byte != 0).expect("written");
-    storage.damage(last, end - 20, &[0; 8]);
+    storage.corrupt(last, end - 20, &[0; 8]);
     let before = storage.bytes(last);
     let mut seen = 0;
     let sequence = visit_frames(&storage, |_| {

@@ -395,8 +395,11 @@ async fn cancels_pass_while_a_stalled_disk_refuses_orders() {
 async fn a_repeat_is_seen_while_the_journal_is_busy() {
     let stall = |storage: &MemoryStorage, is_on| storage.stall(is_on);
     repeats_while(stall).await;
-    let no_room =
-        |storage: &MemoryStorage, is_on| storage.has_no_room.store(is_on, Ordering::SeqCst);
+    let no_room = |storage: &MemoryStorage, is_on| {
+        storage
+            .create_finds_disk_full
+            .store(is_on, Ordering::SeqCst)
+    };
     repeats_while(no_room).await;
 }
 
@@ -509,7 +512,9 @@ async fn a_request_past_the_queue_capacity_is_busy() {
 #[tokio::test]
 async fn full_journal_refuses_orders_accepts_cancels_and_recovers() {
     refuses_orders_and_recovers(|storage, is_on| {
-        storage.has_no_room.store(is_on, Ordering::SeqCst)
+        storage
+            .create_finds_disk_full
+            .store(is_on, Ordering::SeqCst)
     })
     .await;
 }
