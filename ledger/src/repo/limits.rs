@@ -23,7 +23,7 @@ use crate::{
     names::SubAccountName,
 };
 
-pub const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
+pub const SELECT_LIMITS: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
      LEFT JOIN instruments i ON i.instrument_id = l.instrument_id";
 
 /// Postings from which the window's start is searched; with fewer all of them are read.
@@ -116,7 +116,8 @@ where
         bound: PageBound<'_>,
     ) -> Result<Vec<VelocityLimit>, Error> {
         let sql = format!(
-            "{LIMIT} WHERE (l.created_at_us, l.limit_id) < ($1, $2) AND ($3 = '' OR l.user_id = $3 OR l.user_id = '') \
+            "{SELECT_LIMITS} WHERE (l.created_at_us, l.limit_id) < ($1, $2) \
+             AND ($3 = '' OR l.user_id = $3 OR l.user_id = '') \
              AND ($4 = '' OR l.instrument_id = $4) ORDER BY l.created_at_us DESC, l.limit_id DESC LIMIT $5"
         );
         let found: Vec<LimitRow> = sqlx::query_as(AssertSqlSafe(sql))

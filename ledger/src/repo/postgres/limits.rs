@@ -11,7 +11,7 @@ use crate::{
     fold::{Command, CommandKind},
     limit::VelocityLimit,
     model::Id,
-    repo::limits::{LIMIT, LimitRow, LimitScope, load_limit, usage_sql, window_starts},
+    repo::limits::{LimitRow, LimitScope, SELECT_LIMITS, load_limit, usage_sql, window_starts},
 };
 
 /// Locks the limits that commands name: two ledgers cannot change the same limit concurrently.
@@ -35,7 +35,8 @@ pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Er
     Ok(())
 }
 
-/// Loads the limits that may apply to this working set, with the usage of each.
+/// Loads the limits that may apply to the working set, and those that its commands name, each with
+/// its usage.
 pub async fn load(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -43,8 +44,8 @@ pub async fn load(
 ) -> Result<(), Error> {
     let scope = LimitScope::of(commands, book);
     let sql = format!(
-        "{LIMIT} WHERE l.instrument_id = ANY($1) AND (l.user_id = '' OR l.user_id = ANY($2)) \
-         UNION {LIMIT} WHERE l.limit_id = ANY($3)"
+        "{SELECT_LIMITS} WHERE l.instrument_id = ANY($1) AND (l.user_id = '' OR l.user_id = ANY($2)) \
+         UNION {SELECT_LIMITS} WHERE l.limit_id = ANY($3)"
     );
     let found: Vec<LimitRow> = sqlx::query_as(AssertSqlSafe(sql))
         .bind(texts(&scope.instruments))
@@ -55,14 +56,14 @@ pub async fn load(
     for row in found {
         let limit = VelocityLimit::try_from(row)?;
         let starts = window_starts::<sqlx::Postgres>(tx, &limit, book).await?;
-        let mut used = Vec::new();
+        let mut usage = Vec::new();
         if !starts.is_empty() {
             let sql = usage_sql(
                 limit.side,
                 "UNNEST($3::text[], $4::bigint[]) AS j (id, version) \
                  JOIN postings p ON p.SIDE_subaccount_id = j.id AND p.SIDE_version > j.version",
             );
-            used = sqlx::query_as(AssertSqlSafe(sql))
+            usage = sqlx::query_as(AssertSqlSafe(sql))
                 .bind(limit.since_us(book.now_us))
                 .bind(limit.kinds.0)
                 .bind(texts(starts.iter().map(|(id, _)| id)))
@@ -70,7 +71,7 @@ pub async fn load(
                 .fetch_all(&mut *tx)
                 .await?;
         }
-        load_limit(book, limit, used);
+        load_limit(book, limit, usage);
     }
     Ok(())
 }

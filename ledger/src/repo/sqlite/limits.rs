@@ -10,7 +10,7 @@ use crate::{
     limit::{Side, VelocityLimit},
     model::Id,
     repo::{
-        limits::{LIMIT, LimitRow, LimitScope, limited_subaccounts, load_limit},
+        limits::{LimitRow, LimitScope, SELECT_LIMITS, limited_subaccounts, load_limit},
         rows::corrupt,
     },
 };
@@ -25,13 +25,14 @@ fn json(items: &impl serde::Serialize) -> String {
     serde_json::to_string(items).expect("texts and numbers have a JSON form")
 }
 
-/// Loads the limits that may apply to this working set, with the usage of each.
+/// Loads the limits that may apply to the working set, and those that its commands name, each with
+/// its usage.
 pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(), Error> {
     let scope = LimitScope::of(commands, book);
     let sql = format!(
-        "{LIMIT} WHERE l.instrument_id IN (SELECT value FROM json_each(?1)) \
+        "{SELECT_LIMITS} WHERE l.instrument_id IN (SELECT value FROM json_each(?1)) \
          AND (l.user_id = '' OR l.user_id IN (SELECT value FROM json_each(?2))) \
-         UNION {LIMIT} WHERE l.limit_id IN (SELECT value FROM json_each(?3))"
+         UNION {SELECT_LIMITS} WHERE l.limit_id IN (SELECT value FROM json_each(?3))"
     );
     let texts = [
         ids(&scope.instruments),
@@ -40,16 +41,17 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
     ];
     for row in find(db, &sql, [texts], rows::limit)? {
         let limit = VelocityLimit::try_from(row)?;
-        let used = used(db, &limit, book)?;
-        load_limit(book, limit, used);
+        let usage = read_usage(db, &limit, book)?;
+        load_limit(book, limit, usage);
     }
     Ok(())
 }
 
-/// Usage of a window by sub-account `$1`. Follows the links from its last posting back to the first
-/// one before the window (`$2`: start). Counts one side (`$3`: debit) and some operation types
-/// (`$4`). Returns the sum in two halves, and whether the chain is complete.
-const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
+/// Usage of one sub-account (`$1`) in a window that starts at `$2`. Follows the links back from its
+/// last posting. `$3`: debit side, `$4`: operation types, 0 = all. Skips reversed operations and
+/// reversals. Returns the sums of the amounts' high and low 32 bits (no overflow), and whether every
+/// link was found.
+const USAGE_SQL: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
      UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, \
      w.version - 1 \
@@ -65,15 +67,16 @@ const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      COALESCE(SUM(CASE WHEN counts THEN amount & 4294967295 END), 0), \
      COALESCE(MIN(COALESCE(is_whole, 0)), 1) FROM entries";
 
-/// Usage of a limit: (sub-account, high half, low half).
-fn used(
+/// Usage of a limit per sub-account of the working set: (id, sum of high 32 bits, sum of low 32
+/// bits).
+fn read_usage(
     db: &Connection,
     limit: &VelocityLimit,
     book: &Book,
 ) -> Result<Vec<(String, i64, i64)>, Error> {
     let since_us = limit.since_us(book.now_us);
-    let mut statement = db.prepare_cached(USED)?;
-    let mut used = Vec::new();
+    let mut statement = db.prepare_cached(USAGE_SQL)?;
+    let mut usage = Vec::new();
     for row in limited_subaccounts(limit, book) {
         let values = named_params! {
             "$1": row.terms.subaccount_id, "$2": since_us, "$3": limit.side == Side::Debit, "$4": limit.kinds.0,
@@ -83,9 +86,9 @@ fn used(
         if !is_whole {
             return Err(corrupt("chain of postings of", &row.terms.subaccount_id));
         }
-        used.push((row.terms.subaccount_id.to_string(), high, low));
+        usage.push((row.terms.subaccount_id.to_string(), high, low));
     }
-    Ok(used)
+    Ok(usage)
 }
 
 /// Writes the changed limits.
