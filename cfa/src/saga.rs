@@ -26,7 +26,7 @@ code_enum! {
         Sent = 1 "SENT",
         Succeeded = 2 "SUCCEEDED",
         Reverted = 3 "REVERTED",
-        /// The node will never accept it.
+        /// Not on the chain, and never will be: the submission was refused, or a refund found none.
         Refused = 4 "REFUSED",
     }
 }

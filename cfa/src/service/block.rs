@@ -1,4 +1,4 @@
-//! Compliance blocks a redemption before the bank has its payout, clears it, or refunds it (115-FZ,
+//! Compliance blocks, unblocks or refunds a redemption before the bank has its payout (115-FZ,
 //! specification 1.5, R089).
 
 use super::{OperationResult, RequestMeta, Service};
@@ -11,10 +11,12 @@ use crate::saga::{Chain, LimitReservation, Payout};
 const SET_BLOCK: &str = "SetRedemptionBlock";
 
 impl Service {
-    /// Blocks a redemption, or clears it so that it continues.
+    /// Blocks a redemption, or unblocks it so that it continues.
     ///
     /// # Errors
-    /// `OperationState` once the bank has the payout or the limit is refused, and during a refund.
+    /// `OperationNotFound`. `OperationState`: the operation is no redemption of CFA-RUB, the refund
+    /// was ordered, or a block comes after the bank has the payout, after the limit is refused, or
+    /// in a status that cannot become BLOCKED.
     pub async fn set_redemption_block(
         &self,
         meta: &RequestMeta,
@@ -23,9 +25,9 @@ impl Service {
         reason: &str,
     ) -> Result<OperationResult, Error> {
         let lock = self.object_locks.lock(operation_id).await;
-        if let Some(answered) = self.stored_answer(meta, SET_BLOCK).await? {
+        if let Some(stored_operation_id) = self.stored_answer(meta, SET_BLOCK).await? {
             return Ok(OperationResult {
-                operation: self.redemption(&answered).await?,
+                operation: self.redemption(&stored_operation_id).await?,
                 replayed: true,
             });
         }
@@ -33,7 +35,7 @@ impl Service {
         if operation.progress.refunding {
             return Err(Refusal::OperationState.into());
         }
-        let before = operation.status;
+        let previous_status = operation.status;
         let mut tx = self.repo.begin().await?;
         let is_change = operation.progress.blocked != blocked;
         if is_change {
@@ -46,7 +48,7 @@ impl Service {
                 action,
                 operation_id,
                 &meta.actor,
-                before.as_str(),
+                previous_status.as_str(),
                 operation.status.as_str(),
                 reason,
                 &meta.correlation_id,
@@ -60,7 +62,7 @@ impl Service {
         tx.commit().await?;
         drop(lock);
         if is_change && !blocked {
-            // A receipt may have arrived during the block.
+            // The receipt may have arrived while the redemption was blocked.
             if let Some(tx_hash) = &operation.tx_hash {
                 self.on_receipt(tx_hash).await?;
             }
@@ -101,8 +103,8 @@ impl Service {
         })
     }
 
-    /// Looks up a burn that was submitted without its record. If there is none, none follows: the
-    /// recorded refund excludes a later burn.
+    /// Looks up a burn whose submission a crash kept from being recorded. If the chain service has
+    /// none, none will be submitted: a refund never sends a burn.
     pub(super) async fn find_burn(&self, operation: &mut Operation) -> Result<(), Error> {
         let key = format!("op:{}", operation.operation_id);
         operation.progress.chain = match self.chain.submission(&key).await? {
@@ -121,7 +123,8 @@ impl Service {
         tracing::error!(
             operation_id = operation.operation_id,
             severity = "critical",
-            "redemption cannot be refunded: the bank has its payout"
+            "refund of redemption abandoned: the bank has the payout, the redemption continues; \
+             recover the money from the user if the block stands"
         );
         operation.progress.refunding = false;
         operation.progress.blocked = false;
@@ -164,6 +167,8 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
+    /// Loads a CFA-RUB redemption.
+    ///
     /// # Errors
     /// `OperationNotFound`; `OperationState` if the operation is no redemption of CFA-RUB.
     async fn redemption(&self, operation_id: &str) -> Result<Operation, Error> {
@@ -176,6 +181,7 @@ impl Service {
     }
 }
 
+/// Blocks the redemption. Returns the action for the audit record.
 fn block(operation: &mut Operation, reason: &str, now_us: i64) -> Result<&'static str, Refusal> {
     let progress = &operation.progress;
     let is_at_bank = matches!(
@@ -193,9 +199,10 @@ fn block(operation: &mut Operation, reason: &str, now_us: i64) -> Result<&'stati
     Ok("redemption.blocked")
 }
 
+/// Restores the status before the block. Returns the action for the audit record.
 fn unblock(operation: &mut Operation, now_us: i64) -> Result<&'static str, Refusal> {
-    let back = operation.status_before_block.take();
-    operation.set_status(back.ok_or(Refusal::OperationState)?, now_us);
+    let previous_status = operation.status_before_block.take();
+    operation.set_status(previous_status.ok_or(Refusal::OperationState)?, now_us);
     operation.rejection = None;
     operation.progress.blocked = false;
     Ok("redemption.cleared")
