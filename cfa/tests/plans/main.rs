@@ -159,7 +159,11 @@ async fn redeem(world: &mut World) {
         context: context(&key()),
         payout_id: "payout-1".into(),
     };
-    world.cfa.finalize_redemption(request).await.expect("asked");
+    world
+        .cfa
+        .finalize_redemption(request)
+        .await
+        .expect("finalized");
     // The trades above have no ledger postings, so these units are of another issue.
     world
         .register(|request| request.symbol = "BOND-2".into())
@@ -260,7 +264,7 @@ async fn no_statement_scans_a_table() {
     trade(&mut world).await;
     subscribe(&mut world).await;
     redeem(&mut world).await;
-    world.sweep().await;
+    world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
     lists(&mut world, burn.onchain_tx_hash).await;
     world

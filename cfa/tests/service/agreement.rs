@@ -112,13 +112,13 @@ async fn continue_all(world: &World) {
         async move { cfa.finalize_redemption(request).await }
     });
     // The results of the calls do not matter, only the stored states.
-    tokio::join!(join_all(finalized), world.sweep());
+    tokio::join!(join_all(finalized), world.resume_operations());
 }
 
 async fn all_ended(world: &mut World, ids: &[String]) -> Vec<pb::CfaOperation> {
     loop {
         bank_answers(world);
-        world.sweep().await;
+        world.resume_operations().await;
         let mut operations = Vec::new();
         for id in ids {
             operations.push(world.operation(id).await);

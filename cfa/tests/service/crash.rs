@@ -43,7 +43,7 @@ async fn child_redeems_and_is_killed() {
     redeem(&mut world, "40.00", "payout-1").await;
     let driven = async {
         loop {
-            world.sweep().await;
+            world.resume_operations().await;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -126,7 +126,7 @@ async fn ended(
     let ended = async {
         loop {
             bank_answers(double, answer);
-            world.sweep().await;
+            world.resume_operations().await;
             let request = pb::ListOperationsRequest {
                 external_ref: "payout-1".into(),
                 ..Default::default()
@@ -247,7 +247,7 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
         let (status, supply, tokens, payout_status) = expected;
         let ended = async {
             while world.operation(&operation_id).await.status() != status {
-                world.sweep().await;
+                world.resume_operations().await;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -278,7 +278,7 @@ async fn t24_killed_while_a_limit_is_refused_the_money_is_available_again() {
         ..Settings::default()
     };
     let mut world = World::with(folder.path(), settings).await;
-    world.sweep().await;
+    world.resume_operations().await;
     let request = pb::ListOperationsRequest {
         external_ref: "payout-1".into(),
         ..Default::default()
@@ -316,7 +316,7 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
         world.publish_deposit(PAYMENT, "alice", "100.00").await;
         let minted = async {
             while world.balance("alice:CFA-RUB").await.balance.is_zero() {
-                world.sweep().await;
+                world.resume_operations().await;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -324,7 +324,7 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
         minted.await.expect("the deposit is minted");
         world.deposit("bob", "1.00").await;
         world.balance_becomes("alice:CFA-RUB", "100.00").await;
-        world.sweep().await;
+        world.resume_operations().await;
         assert_eq!(world.supply("CFA-RUB").await, "101.00", "{place}");
         let reserved = double.with(|state| state.reservations.clone());
         let confirmed = |stored: &Reservation| stored.state == "CONFIRMED" && stored.end_calls == 1;

@@ -794,7 +794,7 @@ async fn t24_a_deposit_is_open_again_after_its_second_mint_reverts() {
         .await
         .expect_err("paid back");
     assert_eq!(reason(&issued), "DEPOSIT_RESOLVED");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     world.stop().await;
 }

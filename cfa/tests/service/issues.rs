@@ -32,7 +32,13 @@ async fn r025_registration_deploys_an_own_contract() {
     assert_ne!(first.smart_contract_address, second.smart_contract_address);
     for instrument in [&first, &second] {
         let address = instrument.smart_contract_address.parse().expect("address");
-        assert!(world.connector().has_code(&address).await.expect("asked"));
+        assert!(
+            world
+                .connector()
+                .has_code(&address)
+                .await
+                .expect("code lookup")
+        );
     }
     let seen = world
         .events_until(events::topics::CFA, |event| event.key == "BOND-1")
@@ -507,7 +513,7 @@ async fn r032_block_hashes_are_recomputed() {
         .connector()
         .block(Some(operation.block_number))
         .await
-        .expect("asked")
+        .expect("block lookup")
         .expect("exists");
     let mut check = async |hash: &str, algorithm: HashAlgorithm| {
         let request = pb::CheckIntegrityRequest {
@@ -601,14 +607,14 @@ async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
     for (investor, units) in [("alice", "1"), ("bob", "3")] {
         world.issue("BOND-1", investor, units).await;
     }
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.instrument("BOND-1").await.status(),
         pb::InstrumentStatus::Active,
         "not yet"
     );
     world.clock.advance_us(3_600_000_000);
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.instrument("BOND-1").await.status(),
         pb::InstrumentStatus::Matured
@@ -630,13 +636,13 @@ async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
     );
     assert_eq!(waiting.total, amount("CFA-RUB", "4142.03"));
     assert_eq!(world.supply("BOND-1").await, "4");
-    world.sweep().await;
+    world.resume_operations().await;
     for holder in ["alice", "bob", "system:redemption"] {
         assert_eq!(world.tokens("CFA-RUB", holder).await, 0);
     }
     world.deposit("issuer", "5000.00").await;
     let supply = world.supply("CFA-RUB").await;
-    world.sweep().await;
+    world.resume_operations().await;
     let done = redemption(&mut world).await;
     assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
     assert!(done.finalized_at.is_some());
@@ -721,7 +727,7 @@ async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
     );
     assert_alert(&world, &done.redemption_id).await;
     // Another sweep and another call change nothing.
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(redemption(&mut world).await, done);
     let closed = world
         .cfa
@@ -1068,7 +1074,7 @@ async fn r098_units_without_a_nominal_are_not_redeemed() {
     }
     // The sweep does not redeem the issue at maturity either.
     world.clock.advance_us(3_600_000_000);
-    world.sweep().await;
+    world.resume_operations().await;
     assert_untouched(&mut world, "2").await;
     world.stop().await;
 }
@@ -1257,7 +1263,7 @@ async fn revert_under(world: &mut World, key: &str) {
     let receipt = connector
         .wait_receipt(&submitted.tx_hash, WAIT)
         .await
-        .expect("asked")
+        .expect("receipt lookup")
         .expect("in a block");
     assert_eq!(receipt.status, chain::ReceiptStatus::Reverted);
 }
@@ -1361,7 +1367,7 @@ async fn r099_a_restart_of_a_failed_redemption_is_checked_like_a_start() {
     world.stop().await;
 
     let mut world = World::start(folder.path()).await;
-    world.sweep().await;
+    world.resume_operations().await;
     for date in [None, Some(now)] {
         let refused = start(&world, "sandbox.issuer.issuer", date)
             .await
@@ -1419,7 +1425,7 @@ async fn r100_units_issued_after_an_empty_redemption_are_not_burned() {
     }
 
     let mut world = World::start(folder.path()).await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         redemption(&mut world).await.status(),
         pb::RedemptionStatus::Failed
@@ -1456,7 +1462,7 @@ async fn r098_health_names_an_issue_whose_redemption_is_not_recorded() {
     let stopped = "UPDATE instrument SET status = 4 WHERE instrument_id = 'BOND-1'";
     alter_store(folder.path(), stopped).await;
     let world = World::start(folder.path()).await;
-    world.sweep().await;
+    world.resume_operations().await;
     let part = "redemption of BOND-1";
     assert_eq!(
         world.service.health.failing()[part],
@@ -1465,7 +1471,7 @@ async fn r098_health_names_an_issue_whose_redemption_is_not_recorded() {
     let done = start(&world, "sandbox.operator", None).await;
     let done = done.expect("started again");
     assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
-    world.sweep().await;
+    world.resume_operations().await;
     assert!(!world.service.health.failing().contains_key(part));
     world.stop().await;
 }
@@ -1503,7 +1509,7 @@ async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
     let sent = world.transfer(transfer).await.expect("sent");
     world.settle(&sent).await;
     world.turn_back_us(0);
-    world.sweep().await;
+    world.resume_operations().await;
     let part = "redemption of BOND-1";
     assert_eq!(
         redemption(&mut world).await.status(),
@@ -1555,7 +1561,7 @@ async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
         ..Default::default()
     };
     world.ledger.create_operation(posted).await.expect("posted");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         redemption(&mut world).await.status(),
         pb::RedemptionStatus::Finalized
@@ -1610,7 +1616,7 @@ async fn r097_a_refused_holder_delays_no_other() {
         reason: "the order is gone".into(),
     };
     world.ledger.release_hold(request).await.expect("released");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(world.tokens("CFA-RUB", "bob").await, 1_000_00);
     assert_eq!(world.supply("BOND-1").await, "0");
     world.stop().await;

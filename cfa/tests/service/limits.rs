@@ -42,7 +42,7 @@ async fn t24_ten_redemptions_at_once_stay_within_the_day_limit() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    world.sweep().await;
+    world.resume_operations().await;
     world.double.with(|state| state.reservations.clear());
     limit(&world, LimitType::Withdrawal, 25_00);
     let calls = (0..10).map(|number| {
@@ -84,7 +84,7 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.deposit("alice", "100.00").await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(reservations(&world), [("CONFIRMED", 100_00)]);
     let set_unavailable = |world: &World, is_unavailable| {
         world
@@ -97,7 +97,7 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     assert_eq!(waiting.status(), OperationStatus::Processing);
     assert_eq!(waiting.onchain_tx_hash, "");
     set_unavailable(&world, false);
-    world.sweep().await;
+    world.resume_operations().await;
     let sent = world.operation(&waiting.operation_id).await;
     assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
     // The operation ends while identity is unavailable.
@@ -107,14 +107,14 @@ async fn t24_a_reservation_ends_with_its_operation_also_after_an_outage_of_ident
     world.double.payout_becomes("payout-1", failed);
     let ended = finalize(&mut world, "payout-1").await;
     ended.expect_err("the payout failed");
-    world.sweep().await;
+    world.resume_operations().await;
     let open = [("CONFIRMED", 100_00), ("RESERVED", 10_00)];
     assert_eq!(reservations(&world), open);
     set_unavailable(&world, false);
-    world.sweep().await;
+    world.resume_operations().await;
     let ended = [("CANCELLED", 10_00), ("CONFIRMED", 100_00)];
     assert_eq!(reservations(&world), ended);
-    world.sweep().await;
+    world.resume_operations().await;
     let once = world.double.with(|state| {
         let mut reservations = state.reservations.values();
         reservations.all(|stored| stored.end_calls == 1)
@@ -132,7 +132,7 @@ async fn t24_a_refused_purchase_returns_the_money_and_the_units() {
         request.issue_limit = decimal("5");
     };
     world.register(limited).await.expect("registered");
-    world.sweep().await;
+    world.resume_operations().await;
     let buy = |payment| issue_request("BOND-1", "alice", "5", Some(payment));
     let subscribed = world.subscribe("BOND-1", "alice", "5", "50.00").await;
     subscribed.expect("subscribed");
@@ -222,7 +222,7 @@ async fn t24_a_redemption_past_its_limit_cannot_be_blocked() {
     let mut world = World::start(folder.path()).await;
     let blocked = set_block(&world, &refused, true).await;
     assert_eq!(reason(&blocked.expect_err("it ends")), "OPERATION_STATE");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_limit_refused(&world.operation(&refused.operation_id).await);
     world.stop().await;
 }
@@ -241,7 +241,7 @@ async fn t24_an_operation_from_before_reservations_is_finished_without_one() {
     world.double.with(|state| state.reservations.clear());
     limit(&world, LimitType::Withdrawal, 0);
     gate.pass();
-    world.sweep().await;
+    world.resume_operations().await;
     let sent = world.operation(&waiting.operation_id).await;
     assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
     assert_eq!(reservations(&world), []);

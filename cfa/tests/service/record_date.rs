@@ -117,7 +117,7 @@ async fn r099_the_snapshot_of_a_redemption_is_taken_at_the_end_of_the_record_day
         alter_store_by(folder.path(), moved, &[&time_us, &address]).await;
     }
     world.turn_back_us(0);
-    world.sweep().await;
+    world.resume_operations().await;
     let request = pb::GetRedemptionRequest {
         instrument_id: "BOND-1".into(),
         ..Default::default()

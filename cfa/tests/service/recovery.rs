@@ -54,7 +54,7 @@ async fn r047_operation_stays_in_processing_while_the_node_is_away() {
         (stuck.operation_id.clone(), OperationStatus::Processing)
     );
     let node = Node::start(folder.path(), &address).await;
-    world.sweep().await;
+    world.resume_operations().await;
     let sent = world.operation(&stuck.operation_id).await;
     assert_ne!(sent.onchain_tx_hash, "");
     assert_eq!(
@@ -79,7 +79,7 @@ async fn r064_a_transaction_lost_by_the_node_is_resent() {
     world.stop().await;
     // The node's pool was lost with its memory. The connector's store has the raw transaction.
     let mut world = World::start(folder.path()).await;
-    world.sweep().await;
+    world.resume_operations().await;
     let resumed = world.operation(&sent.operation_id).await;
     assert_eq!(
         world.settle(&resumed).await.status(),
@@ -149,7 +149,7 @@ async fn t24_a_deposit_can_be_issued_again_after_the_node_refused_its_mint() {
     let refused = issue(&world, "k-1").await;
     assert_eq!(refused.status(), OperationStatus::Processing);
     for _ in 0..3 {
-        world.sweep().await;
+        world.resume_operations().await;
     }
     let refused = world.operation(&refused.operation_id).await;
     assert_eq!(refused.status(), OperationStatus::Rejected);
@@ -208,7 +208,7 @@ async fn r094_a_batch_survives_refusals_of_the_node() {
             .await
             .expect_err("refused");
         assert_eq!(refused.code(), tonic::Code::Unavailable);
-        world.sweep().await;
+        world.resume_operations().await;
     }
     assert!(!world.service.health.failing().is_empty());
     gate.pass();
@@ -273,7 +273,7 @@ async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     // The registry reads the block of the mint while the issue is a draft.
     let alice = |units: &str| [("alice".to_owned(), units.to_owned())];
     assert_eq!(world.holders("BOND-1").await, alice("1"));
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.instrument("BOND-2").await.status(),
         pb::InstrumentStatus::Active
@@ -376,7 +376,7 @@ async fn r099_redemption_waits_for_units_in_flight() {
         world.service.health.failing()[part],
         "waits for 1 open operations"
     );
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.service.health.failing()[part],
         "trading has stopped and no redemption is recorded: start it again"
@@ -483,7 +483,7 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
         assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
     };
     // The trade becomes final after the sweep has counted open operations.
-    tokio::join!(world.sweep(), settled);
+    tokio::join!(world.resume_operations(), settled);
     let part = "redemption of BOND-1";
     assert_eq!(
         world.service.health.failing()[part],
@@ -499,7 +499,7 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
         none.expect_err("not by this sweep").code(),
         tonic::Code::NotFound
     );
-    world.sweep().await;
+    world.resume_operations().await;
     let answer = world.cfa.get_redemption(request).await.expect("recorded");
     let redemption = answer.into_inner().redemption.expect("redemption");
     assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
@@ -527,7 +527,7 @@ async fn r100_units_issued_while_trading_stops_are_not_redeemed_without_payment(
     let redeeming = tokio::spawn(start_redemption(world.cfa.clone()));
     trading_stops(world.cfa.clone()).await;
     gate.pass();
-    world.sweep().await;
+    world.resume_operations().await;
     let issued = world.operation(&issued.operation_id).await;
     world.settle(&issued).await;
     let mut refused = redeeming.await.expect("joined").expect_err("refused");

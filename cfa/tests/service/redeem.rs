@@ -532,7 +532,7 @@ async fn r076_payout_is_initiated_after_the_burn_is_sent_and_released_after_its_
     gate.refuse("node is syncing");
     let unsent = redeem(&mut world, "40.00", "payout-1").await;
     for _ in 0..3 {
-        world.sweep().await;
+        world.resume_operations().await;
     }
     let unsent = world.operation(&unsent.operation_id).await;
     assert_eq!(
@@ -542,18 +542,21 @@ async fn r076_payout_is_initiated_after_the_burn_is_sent_and_released_after_its_
     assert!(!trail_has(&world, "initiate payout-1"));
     // The burn is sent and executed, but its receipt is not known yet.
     gate.hide_blocks();
-    world.sweep().await;
+    world.resume_operations().await;
     let sent = world.operation(&unsent.operation_id).await;
     assert_eq!(sent.status(), OperationStatus::OnchainSubmitted);
     let hash = sent.onchain_tx_hash.parse().expect("hash");
     let at_node = node.handle.connector();
-    let burned = at_node.wait_receipt(&hash, WAIT).await.expect("asked");
+    let burned = at_node
+        .wait_receipt(&hash, WAIT)
+        .await
+        .expect("receipt lookup");
     assert_eq!(
         burned.expect("in a block").status,
         chain::ReceiptStatus::Success
     );
     for _ in 0..3 {
-        world.sweep().await;
+        world.resume_operations().await;
     }
     assert!(trail_has(&world, "initiate payout-1"));
     assert!(!trail_has(&world, "release payout-1"));
@@ -621,7 +624,7 @@ async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
     assert_eq!(blocked.rejection_message, "115-FZ");
     gate.pass();
     world.settle(&operation).await;
-    world.sweep().await;
+    world.resume_operations().await;
     // The bank's answer does not change a blocked redemption.
     let asked = finalize(&mut world, "payout-1").await.expect("no error");
     assert_eq!(asked.status(), OperationStatus::Blocked);
@@ -674,7 +677,7 @@ async fn r089_a_redemption_blocked_before_its_burn_burns_nothing() {
     let blocked = set_block(&world, &operation, true).await.expect("blocked");
     assert_eq!(blocked.status(), OperationStatus::Blocked);
     gate.pass();
-    world.sweep().await;
+    world.resume_operations().await;
     let waiting = world.operation(&operation.operation_id).await;
     assert_eq!(
         (waiting.status(), waiting.onchain_tx_hash.as_str()),
@@ -728,10 +731,10 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
         let stuck = redeem(&mut world, "40.00", payout_id).await;
         assert_eq!(stuck.status(), OperationStatus::Processing, "{refusal}");
         // The second and third attempts. This world allows three.
-        world.sweep().await;
+        world.resume_operations().await;
         let tried = world.operation(&stuck.operation_id).await;
         assert_eq!(tried.status(), OperationStatus::Processing, "{refusal}");
-        world.sweep().await;
+        world.resume_operations().await;
         let failed = world.operation(&stuck.operation_id).await;
         assert_eq!(
             (failed.status(), failed.rejection_reason()),
@@ -749,7 +752,7 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
     gate.refuse(NO_COINS);
     let delayed = redeem(&mut world, "40.00", "p-4").await;
     gate.pass();
-    world.sweep().await;
+    world.resume_operations().await;
     let sent = world.operation(&delayed.operation_id).await;
     world.settle(&sent).await;
     world.double.payout_becomes("p-4", PaymentStatus::Success);
@@ -778,7 +781,7 @@ async fn r064_open_operations_continue_after_a_restart() {
 
     let mut world = World::start(folder.path()).await;
     world.receipt(&operation.onchain_tx_hash).await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert!(
         world.double.with(|state| state.payouts["payout-1"].sent),
         "payout recorded and released by the sweep"
@@ -786,7 +789,7 @@ async fn r064_open_operations_continue_after_a_restart() {
     world
         .double
         .payout_becomes("payout-1", PaymentStatus::Success);
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.operation(&operation.operation_id).await.status(),
         OperationStatus::Finalized
@@ -923,7 +926,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     let later = redeem(&mut world, "10.00", "payout-2").await;
     world.receipt(&later.onchain_tx_hash).await;
     for _ in 0..5 {
-        world.sweep().await;
+        world.resume_operations().await;
     }
     let part = "payout releases";
     let both = "2 payouts refused by payments, oldest: payout-1";
@@ -932,7 +935,7 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
     assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
     // The payout of a blocked or failed redemption is not counted.
     set_block(&world, &operation, true).await.expect("blocked");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.service.health.failing()[part],
         "1 payouts refused by payments, oldest: payout-2"
@@ -942,17 +945,17 @@ async fn r123_health_names_a_payout_with_a_refused_release() {
         .payout_becomes("payout-2", PaymentStatus::Failed);
     let failed = finalize(&mut world, "payout-2").await;
     assert_eq!(failed.expect_err("failed").message(), "Payout failed");
-    world.sweep().await;
+    world.resume_operations().await;
     assert!(!world.service.health.failing().contains_key(part));
     let cleared = set_block(&world, &operation, false).await;
     cleared.expect_err("the release is refused");
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         world.service.health.failing()[part],
         "1 payouts refused by payments, oldest: payout-1"
     );
     world.double.with(|state| state.release_refused = false);
-    world.sweep().await;
+    world.resume_operations().await;
     assert!(!world.service.health.failing().contains_key(part));
     assert!(world.double.trail().contains(&"release payout-1".into()));
     world

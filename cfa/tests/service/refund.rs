@@ -44,7 +44,7 @@ async fn assert_refunded(world: &mut World, operation: &pb::CfaOperation) {
         payout.sent || payout.status() != PaymentStatus::Failed
     };
     assert!(!payouts.values().any(is_open), "{payouts:?}");
-    world.sweep().await;
+    world.resume_operations().await;
     let reservations = world.double.with(|state| state.reservations.clone());
     assert_eq!(reservations[&ended.operation_id].state, "CANCELLED");
 }
@@ -80,7 +80,7 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
     assert_eq!(reason(&late.expect_err("ordered")), "OPERATION_STATE");
     gate.pass();
     world.settle(&operation).await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert_refunded(&mut world, &operation).await;
     // A repeat changes nothing, and neither does the failure of the payout.
     let (again, replayed) = refund(&world, "sandbox.compliance", &operation)

@@ -225,7 +225,7 @@ async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
     let mut world = World::start(folder.path()).await;
     let refused = buy(&mut world, "1", "1000.00").await.expect_err("expired");
     assert_eq!(reason(&refused), "NOT_SUBSCRIBED");
-    world.sweep().await;
+    world.resume_operations().await;
     let expired = pb::SubscriptionStatus::Expired;
     assert_eq!(status_of(&mut world, &second).await, expired);
     assert_eq!(money(&mut world, "alice").await, pair("5000.00", "5000.00"));
@@ -257,7 +257,7 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
         };
         alter_store_by(folder.path(), statement, &[&id]).await;
         world = World::start(folder.path()).await;
-        world.sweep().await;
+        world.resume_operations().await;
         assert_eq!(status_of(&mut world, &id).await, expected, "{crashed}");
         assert_eq!(money(&mut world, "alice").await.1, available, "{crashed}");
     }
@@ -273,7 +273,7 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     let id = subscribed.expect("subscribed").subscription_id;
     let issued = buy(&mut world, "1", "1000.00").await.expect("issued");
     world.settle(&issued).await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert!(world.service.health.failing().is_empty());
     for (status, is_failing) in [(4, true), (3, false)] {
         world.stop().await;
@@ -283,7 +283,7 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
         };
         alter_store_by(folder.path(), damage, &[&id]).await;
         world = World::start(folder.path()).await;
-        world.sweep().await;
+        world.resume_operations().await;
         let failing = world.service.health.failing();
         let reason = failing.get("subscriptions");
         assert_eq!(reason.is_some_and(|text| text.contains(&id)), is_failing);
@@ -358,7 +358,7 @@ async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscrip
         world.stop().await;
         alter_store_by(folder.path(), pending, &[id, kopecks, status]).await;
         world = World::start(folder.path()).await;
-        world.sweep().await;
+        world.resume_operations().await;
         let listed = list(&world, "sandbox.investor.alice", "alice", "").await;
         let mut left = listed.expect("listed").into_iter();
         let is_left = left.any(|one| one.subscription_id == id);
@@ -421,7 +421,7 @@ async fn d46_lost_calls_leave_no_money_held() {
     assert!(calls > 5 && answers > 5);
     world.faults.stop();
     for _ in 0..3 {
-        world.sweep().await;
+        world.resume_operations().await;
     }
     let listed = list(&world, "sandbox.investor.alice", "alice", "").await;
     let statuses = listed.expect("listed").into_iter().map(|one| one.status());

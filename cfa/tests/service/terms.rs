@@ -140,7 +140,7 @@ async fn d49_a_typing_error_in_a_change_ends_no_issue() {
         let refused = operator.update_instrument(request).await;
         assert_eq!(fields(&refused.expect_err(field)), [field]);
     }
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(world.instrument("BOND-1").await, before);
     world.stop().await;
 }

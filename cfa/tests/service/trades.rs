@@ -319,7 +319,7 @@ async fn r096_event_and_batch_make_one_transfer() {
     let late = [executed("t-2", 2), executed("t-3", 3)];
     world.log.publish(&late).await.expect("published");
     entered(&world, "t-3").await;
-    world.sweep().await;
+    world.resume_operations().await;
     assert_eq!(
         trade(&mut world, "t-1").await.operation_id,
         first.operation_id
@@ -415,7 +415,7 @@ async fn r096_event_call_and_batch_at_once_make_one_transfer() {
     let ended = tokio::time::timeout(testkit::PATIENCE, paths.join_all()).await;
     ended.expect("all paths end in time");
     // A receipt may have arrived before its batch was recorded as submitted: the sweep reads it.
-    world.sweep().await;
+    world.resume_operations().await;
     for number in 1..=TRADES {
         let batch = wait_batch(&mut world, &format!("n1:{number}-{number}")).await;
         assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
@@ -425,7 +425,7 @@ async fn r096_event_call_and_batch_at_once_make_one_transfer() {
     let marker = [executed(&last, TRADES + 1)];
     world.log.publish(&marker).await.expect("published");
     entered(&world, &last).await;
-    world.sweep().await;
+    world.resume_operations().await;
     for number in 1..=TRADES {
         let settled = trade(&mut world, &id(number)).await;
         assert_eq!(settled.status(), OperationStatus::Finalized);
@@ -752,7 +752,7 @@ async fn r096_transfer_of_a_trade_waits_for_settlement() {
         .await
         .expect_err("another trade");
     assert_eq!(reason(&other), "REFERENCE_TAKEN");
-    world.sweep().await;
+    world.resume_operations().await;
     let trades = vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "0")];
     settle(&mut world, "n1:1-1", trades)
         .await

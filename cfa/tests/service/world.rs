@@ -204,7 +204,8 @@ impl World {
         self.chain.connector()
     }
 
-    pub async fn sweep(&self) {
+    /// Runs one sweep: resumes all open operations.
+    pub async fn resume_operations(&self) {
         self.handle.sweep().await.expect("sweep");
     }
 
@@ -229,7 +230,7 @@ impl World {
         self.connector()
             .wait_receipt(&hash, WAIT)
             .await
-            .expect("asked")
+            .expect("receipt lookup")
             .expect("in a block")
     }
 
@@ -671,7 +672,7 @@ pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &s
     let receipt = connector
         .wait_receipt(&submitted.tx_hash, WAIT)
         .await
-        .expect("asked")
+        .expect("receipt lookup")
         .expect("in a block");
     assert_eq!(receipt.status, chain::ReceiptStatus::Success);
 }
