@@ -1,4 +1,4 @@
-//! Part C of the checklist: issuance of CFA-RUB.
+//! Issuance of CFA-RUB: deposits, refusals, reverted mints, suspended deposits.
 
 use events::Log;
 use prost::Message;
@@ -26,7 +26,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
     assert_eq!(
         world.holders("CFA-RUB").await,
         [],
-        "CFA-RUB is there from the first start"
+        "CFA-RUB is registered at the first start, without holders"
     );
     let user = "00112233445566778899aabbccddeeff00112233";
     world.double.paid("pay-1", user, "100.00");
@@ -151,7 +151,7 @@ async fn r039_same_key_returns_the_stored_operation() {
         .into_inner()
         .operation
         .expect("operation");
-    let asked = world.double.trail().len();
+    let calls_before = world.double.trail().len();
     let again = world
         .cfa
         .issue_cfa_rub(request("alice", "777.00", "pay-2", "k-1"))
@@ -171,10 +171,10 @@ async fn r039_same_key_returns_the_stored_operation() {
     );
     assert_eq!(
         world.double.trail().len(),
-        asked,
+        calls_before,
         "no service was called again"
     );
-    // Another key with the same payment has no second effect. Another user's key is another scope.
+    // Another key with the same payment has no second effect.
     let other_key = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
@@ -184,6 +184,7 @@ async fn r039_same_key_returns_the_stored_operation() {
         .operation
         .expect("operation");
     assert_eq!(other_key.operation_id, first.operation_id);
+    // Keys are scoped per user: bob's k-1 is not alice's.
     let bob = world
         .cfa
         .issue_cfa_rub(request("bob", "5.00", "pay-3", "k-1"))
@@ -227,7 +228,11 @@ async fn r039_same_key_returns_the_stored_operation() {
 async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    let head = world.connector().block_number().await.expect("asked");
+    let head = world
+        .connector()
+        .block_number()
+        .await
+        .expect("block number");
     let mut rejected = Vec::new();
     for (text, reason) in [
         ("KYC level too low", RejectionReasonCode::KycRequired),
@@ -262,7 +267,11 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         rejected.push(operation.operation_id);
     }
     assert_eq!(
-        world.connector().block_number().await.expect("asked"),
+        world
+            .connector()
+            .block_number()
+            .await
+            .expect("block number"),
         head,
         "nothing was sent to the chain"
     );
@@ -297,16 +306,16 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         ["pay Daily limit", "pay KYC level too low"]
     );
     world.double.with(|state| state.limit_refusal = None);
-    let resolve = |payment: &str, refund| pb::ResolveSuspendedDepositRequest {
+    let resolve_request = |payment: &str, refund| pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: payment.into(),
         refund,
     };
     let issued = world
         .cfa
-        .resolve_suspended_deposit(resolve("pay Daily limit", false))
+        .resolve_suspended_deposit(resolve_request("pay Daily limit", false))
         .await
-        .expect("tried")
+        .expect("issued")
         .into_inner()
         .operation
         .expect("operation");
@@ -316,7 +325,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     );
     let refunded = world
         .cfa
-        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .resolve_suspended_deposit(resolve_request("pay KYC level too low", true))
         .await
         .expect("paid back")
         .into_inner()
@@ -330,7 +339,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     );
     let again = world
         .cfa
-        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .resolve_suspended_deposit(resolve_request("pay KYC level too low", true))
         .await
         .expect_err("resolved");
     assert_eq!(reason(&again), "DEPOSIT_RESOLVED");
@@ -344,7 +353,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .deposits
             .is_empty()
     );
-    // The bank refuses the refund: the deposit is open again, and the next attempt is another
+    // The bank refuses the refund: the deposit is suspended again, and the next attempt is another
     // payout.
     let first = "refund-pay KYC level too low";
     world.double.payout_becomes(first, PaymentStatus::Failed);
@@ -353,8 +362,10 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         ..Default::default()
     };
     let name = "dfa.payments.v1.PayoutFailedEvent";
-    let news = event(events::topics::PAYMENTS, first, name, &failed);
-    Log::publish(&*world.log, &[news]).await.expect("published");
+    let payout_failed = event(events::topics::PAYMENTS, first, name, &failed);
+    Log::publish(&*world.log, &[payout_failed])
+        .await
+        .expect("published");
     world
         .events_until(events::topics::AUDIT, |event| {
             audit::AuditRecordEvent::decode(event.payload.as_slice())
@@ -363,7 +374,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         .await;
     world
         .cfa
-        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .resolve_suspended_deposit(resolve_request("pay KYC level too low", true))
         .await
         .expect("refunded by another payout");
     assert!(
@@ -442,7 +453,7 @@ async fn r056_reverted_mint_rejects_the_operation() {
         .expect("listed")
         .into_inner()
         .deposits;
-    assert_eq!(suspended.len(), 1, "the money is still at the bank");
+    assert_eq!(suspended.len(), 1, "the deposit is suspended");
     world.stop().await;
 }
 
@@ -489,10 +500,9 @@ async fn r061_a_redelivered_fiat_deposited_mints_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
+async fn a_refused_request_names_the_field_and_stores_nothing() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    world.double.with(|state| state.default_user = None);
     let mut cases = vec![
         (request("alice", "-1", "p", "k"), "amount"),
         (request("alice", "1.001", "p", "k"), "amount"),
@@ -518,6 +528,15 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
             .field_violations;
         assert_eq!(violations[0].field, field);
     }
+    assert_nothing_stored(&mut world).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_user_and_another_users_list_are_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.double.with(|state| state.default_user = None);
     let error = world
         .cfa
         .issue_cfa_rub(request("unknown", "1", "p", "k"))
@@ -527,7 +546,7 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
         (error.code(), error.message(), reason(&error).as_str()),
         (tonic::Code::NotFound, "User not found", "USER_NOT_FOUND")
     );
-    let own = world
+    let foreign = world
         .as_caller("sandbox.investor.bob")
         .list_operations(pb::ListOperationsRequest {
             user_id: "alice".into(),
@@ -535,9 +554,14 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
         })
         .await;
     assert_eq!(
-        own.expect_err("foreign").code(),
+        foreign.expect_err("another user's list").code(),
         tonic::Code::PermissionDenied
     );
+    assert_nothing_stored(&mut world).await;
+    world.stop().await;
+}
+
+async fn assert_nothing_stored(world: &mut World) {
     let operations = world
         .cfa
         .list_operations(pb::ListOperationsRequest::default())
@@ -547,7 +571,6 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
         .operations;
     assert!(operations.is_empty());
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
-    world.stop().await;
 }
 
 async fn suspended(world: &mut World) -> Vec<pb::SuspendedDeposit> {
@@ -575,7 +598,7 @@ async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic:
         .expect("operation"))
 }
 
-/// Makes a deposit of a hundred roubles that its limit refuses.
+/// Makes a suspended deposit `pay-1`: 100 roubles from alice, refused by her daily limit.
 async fn refused_deposit(world: &mut World) {
     world.double.paid("pay-1", "alice", "100.00");
     world
@@ -592,8 +615,8 @@ async fn refused_deposit(world: &mut World) {
 
 type Change = fn(&mut payments::PaymentIntent);
 
-/// Changes of `pay-1`, paid by alice with a hundred roubles, that do not prove the deposit.
-const OTHER_PAYMENTS: [(&str, Option<Change>); 6] = [
+/// Changes after which `pay-1` (alice, 100 roubles, paid) no longer proves her deposit.
+const INVALIDATING_CHANGES: [(&str, Option<Change>); 6] = [
     ("unknown", None),
     (
         "not paid",
@@ -617,7 +640,7 @@ const OTHER_PAYMENTS: [(&str, Option<Change>); 6] = [
     ),
 ];
 
-/// Applies a change to `pay-1`; `None` removes it.
+/// Applies a change to `pay-1`. `None` removes all payments.
 fn change_payment(world: &World, change: Option<Change>) {
     world.double.with(|state| match change {
         Some(change) => change(state.intents.get_mut("pay-1").expect("intent")),
@@ -648,7 +671,7 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
         world
             .double
             .with(|state| state.limit_refusal = limit_refusal.clone());
-        for (case, change) in OTHER_PAYMENTS {
+        for (case, change) in INVALIDATING_CHANGES {
             world.double.paid("pay-1", "alice", "100.00");
             change_payment(&world, change);
             let request = request("alice", "100.00", "pay-1", &key());
@@ -677,23 +700,24 @@ async fn t24_a_mint_needs_a_paid_payment_of_this_user_and_amount() {
 
 // rows: R047
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_a_deposit_waits_while_payments_is_away() {
+async fn t24_a_deposit_waits_while_payments_is_unavailable() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     world.double.paid("pay-1", "alice", "100.00");
     world.double.with(|state| state.payments_unavailable = true);
     let issue = request("alice", "100.00", "pay-1", &key());
-    let away = world.cfa.issue_cfa_rub(issue).await.expect_err("away");
-    assert_eq!(away.code(), tonic::Code::Unavailable);
-    let asked = world.double.with(|state| state.payments_contexts.len());
+    let refused = world.cfa.issue_cfa_rub(issue).await;
+    let unavailable = refused.expect_err("payments is unavailable");
+    assert_eq!(unavailable.code(), tonic::Code::Unavailable);
+    let calls_before = world.double.with(|state| state.payments_contexts.len());
     world.publish_deposit("pay-1", "alice", "100.00").await;
-    let is_asked_twice = async {
-        while world.double.with(|state| state.payments_contexts.len()) < asked + 2 {
+    let two_more_calls = async {
+        while world.double.with(|state| state.payments_contexts.len()) < calls_before + 2 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    let is_asked_twice = tokio::time::timeout(WAIT, is_asked_twice);
-    is_asked_twice.await.expect("payments is asked again");
+    let called = tokio::time::timeout(WAIT, two_more_calls).await;
+    called.expect("two more calls of payments");
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     world
         .double
@@ -709,7 +733,7 @@ async fn t24_a_refused_deposit_is_resolved_only_with_proof_of_payment() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
-    for (case, change) in OTHER_PAYMENTS {
+    for (case, change) in INVALIDATING_CHANGES {
         world.double.paid("pay-1", "alice", "100.00");
         change_payment(&world, change);
         for refund in [true, false] {
@@ -719,8 +743,9 @@ async fn t24_a_refused_deposit_is_resolved_only_with_proof_of_payment() {
     }
     world.double.with(|state| state.payments_unavailable = true);
     for refund in [true, false] {
-        let away = resolve(&world, refund).await.expect_err("away");
-        assert_eq!(away.code(), tonic::Code::Unavailable);
+        let resolved = resolve(&world, refund).await;
+        let unavailable = resolved.expect_err("payments is unavailable");
+        assert_eq!(unavailable.code(), tonic::Code::Unavailable);
     }
     world
         .double
@@ -763,36 +788,42 @@ async fn t24_a_refund_paid_by_the_bank_is_recorded_by_a_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn t24_a_deposit_is_open_again_after_its_second_mint_reverts() {
+async fn t24_a_deposit_is_suspended_again_after_its_retried_issue_reverts() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
     refused_deposit(&mut world).await;
     call_contract(&mut world, "CFA-RUB", "pause()").await;
-    let again = resolve(&world, false).await.expect("tried");
-    assert!(suspended(&mut world).await.is_empty(), "under way");
-    let decided = resolve(&world, true).await.expect_err("under way");
-    assert_eq!(reason(&decided), "DEPOSIT_RESOLVED");
+    let retried = resolve(&world, false).await.expect("resolved");
+    assert!(
+        suspended(&mut world).await.is_empty(),
+        "the issue is in progress"
+    );
+    let refused = resolve(&world, true).await;
+    let refused = refused.expect_err("the issue is in progress");
+    assert_eq!(reason(&refused), "DEPOSIT_RESOLVED");
     assert_eq!(
-        world.settle(&again).await.status(),
+        world.settle(&retried).await.status(),
         OperationStatus::Rejected
     );
-    let open = suspended(&mut world).await;
+    let deposits = suspended(&mut world).await;
     assert_eq!(
-        (open.len(), open[0].operation_id.as_str()),
-        (1, again.operation_id.as_str())
+        (deposits.len(), deposits[0].operation_id.as_str()),
+        (1, retried.operation_id.as_str())
     );
     let refunded = resolve(&world, true).await.expect("paid back");
     assert_eq!(
         (refunded.operation_id.clone(), refunded.status()),
-        (again.operation_id, OperationStatus::Refunded)
+        (retried.operation_id, OperationStatus::Refunded)
     );
-    // The refund is open: neither a call nor an operator can issue tokens for the deposit.
+    // The refund is in progress: neither IssueCfaRub nor an operator can issue tokens.
     call_contract(&mut world, "CFA-RUB", "unpause()").await;
     let issued = world
         .cfa
         .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
         .await
         .expect_err("paid back");
+    assert_eq!(reason(&issued), "DEPOSIT_RESOLVED");
+    let issued = resolve(&world, false).await.expect_err("paid back");
     assert_eq!(reason(&issued), "DEPOSIT_RESOLVED");
     world.resume_operations().await;
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
