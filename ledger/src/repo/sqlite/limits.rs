@@ -49,8 +49,8 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
 
 /// Usage of one sub-account (`$1`) in a window that starts at `$2`. Follows the links back from its
 /// last posting. `$3`: debit side, `$4`: operation types, 0 = all. Skips reversed operations and
-/// reversals. Returns the sums of the amounts' high and low 32 bits (no overflow), and whether every
-/// link was found.
+/// reversals. Returns the sums of the amounts' high and low 32 bits (no overflow), and whether
+/// every link was found.
 const USAGE_SQL: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
      UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, \
