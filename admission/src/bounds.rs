@@ -1,7 +1,7 @@
 //! Limits of members (`design.md` 7), by precedence: a user's own, its group's, the node's.
 
 use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds};
-use types::{Command, Lots, Minor, RejectReason, StateHash, UserIx};
+use types::{Command, Lots, Minor, RejectReason, StateHasher, UserIx};
 
 use crate::admission::Admission;
 use crate::request::{Reject, RejectDetails};
@@ -131,9 +131,9 @@ impl Admission {
         }
     }
 
-    pub(crate) fn hash_bounds(&self, hash: &mut StateHash) {
+    pub(crate) fn hash_bounds(&self, hash: &mut StateHasher) {
         let mut put = |bounds: &OrderBounds| {
-            hash.words(&[
+            hash.write_u64s(&[
                 u64::from(bounds.per_user) << 32 | u64::from(bounds.per_instrument),
                 bounds.lots_per_order.0,
                 bounds.value_per_order.0 as u64,
@@ -153,7 +153,7 @@ impl Admission {
                 BoundsOf::Group(group) => (1, group.0),
                 BoundsOf::User(user) => (2, user.0),
             };
-            hash.words(&[kind << 1 | u64::from(row.bounds.is_some()), u64::from(of)]);
+            hash.write_u64s(&[kind << 1 | u64::from(row.bounds.is_some()), u64::from(of)]);
         }
     }
 

@@ -3,7 +3,7 @@
 //! See `design.md` 8. The hot thread reads the clock itself.
 
 use types::command::{ConfirmClock, SuspectClock};
-use types::{Command, Id128, RejectReason, StateHash};
+use types::{Command, Id128, RejectReason, StateHasher};
 
 use crate::admission::Admission;
 use crate::control::duplicate_request;
@@ -35,8 +35,8 @@ impl ClockState {
         self.confirmed_ns = self.confirmed_ns.max(c.through_ns);
     }
 
-    pub(crate) fn hash(self, hash: &mut StateHash) {
-        hash.words(&[self.offset_ns.cast_unsigned(), self.confirmed_ns]);
+    pub(crate) fn hash(self, hash: &mut StateHasher) {
+        hash.write_u64s(&[self.offset_ns.cast_unsigned(), self.confirmed_ns]);
     }
 }
 

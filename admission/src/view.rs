@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use types::{
     AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, Reserve,
-    Sequence, SessionIx, StateHash, UserId, UserIx,
+    Sequence, SessionIx, StateHasher, UserId, UserIx,
 };
 
 use crate::admission::{Admission, AdmissionConfig};
@@ -319,9 +319,9 @@ impl Admission {
     /// Hash of the state. Comparable only when every event of every applied command has been
     /// applied.
     pub fn state_hash(&self) -> u64 {
-        let mut hash = StateHash::new();
+        let mut hash = StateHasher::new();
         let tables = &self.tables;
-        hash.words(&[
+        hash.write_u64s(&[
             tables.sequence.0,
             tables.time_ns,
             u64::from(tables.is_kill_switch_on),
@@ -330,8 +330,8 @@ impl Admission {
         tables.clock.hash(&mut hash);
         hash_settlement(&mut hash, tables);
         for row in &tables.instruments {
-            hash.bytes(row.spec.id.as_str().as_bytes());
-            hash.words(&[
+            hash.write_length_prefixed(row.spec.id.as_str().as_bytes());
+            hash.write_u64s(&[
                 row.event_number,
                 u64::from(row.open_orders),
                 u64::from(row.spec.phase.code()),
@@ -341,17 +341,17 @@ impl Admission {
             ]);
         }
         for row in &tables.users {
-            hash.bytes(row.id.as_str().as_bytes());
-            hash.words(&[
+            hash.write_length_prefixed(row.id.as_str().as_bytes());
+            hash.write_u64s(&[
                 u64::from(row.blocks.bits()),
                 u64::from(row.is_kill_switch_on),
                 u64::from(row.group.0) << 32 | u64::from(row.own_bounds),
             ]);
-            hash.words(&row.budget.hash_words());
+            hash.write_u64s(&row.budget.hash_words());
         }
         for row in &tables.sessions {
             let (high, low) = row.key.halves();
-            hash.words(&[
+            hash.write_u64s(&[
                 high,
                 low,
                 u64::from(row.user.0) << 32 | u64::from(row.stp_group.0),
@@ -361,11 +361,11 @@ impl Admission {
                 row.last_number,
                 row.cancel_all_at_ns,
             ]);
-            hash.words(&row.unsettled.hash_words());
+            hash.write_u64s(&row.unsettled.hash_words());
         }
         for row in &tables.holds {
             let (high, low) = row.hold_id.halves();
-            hash.words(&[
+            hash.write_u64s(&[
                 high,
                 low,
                 u64::from(row.user.0) << 32 | u64::from(row.asset.get()),
@@ -377,7 +377,7 @@ impl Admission {
         }
         for (at, slot) in tables.slots.iter().enumerate() {
             if slot.generation > 0 {
-                hash.words(&[at as u64, u64::from(slot.generation)]);
+                hash.write_u64s(&[at as u64, u64::from(slot.generation)]);
             }
             if let Some(order) = &slot.order {
                 hash_order(&mut hash, order);
@@ -385,7 +385,7 @@ impl Admission {
         }
         for (_, key) in &self.key_queue {
             let (high, low) = key.halves();
-            hash.words(&[high, low]);
+            hash.write_u64s(&[high, low]);
         }
         hash.finish()
     }
@@ -494,9 +494,9 @@ impl HoldTotals {
 }
 
 /// Hashes the fields that change: the others follow from the sweep's first command.
-fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
+fn hash_sweeps(hash: &mut StateHasher, rows: &[Sweep]) {
     for row in rows {
-        hash.words(&[
+        hash.write_u64s(&[
             row.first_command.0,
             u64::from(row.position.session.0) << 32 | u64::from(row.count),
             row.position.sequence.0,
@@ -504,9 +504,9 @@ fn hash_sweeps(hash: &mut StateHash, rows: &[Sweep]) {
     }
 }
 
-fn hash_settlement(hash: &mut StateHash, tables: &AdmissionImage) {
+fn hash_settlement(hash: &mut StateHasher, tables: &AdmissionImage) {
     let known = &tables.settlement;
-    hash.words(&[
+    hash.write_u64s(&[
         known.posted.0,
         known.finalized.0,
         known.trades_final,
@@ -515,13 +515,13 @@ fn hash_settlement(hash: &mut StateHash, tables: &AdmissionImage) {
     ]);
     for trade in &tables.busts {
         let (high, low) = trade.halves();
-        hash.words(&[high, low]);
+        hash.write_u64s(&[high, low]);
     }
     hash_sweeps(hash, &tables.sweeps);
 }
 
-fn hash_order(hash: &mut StateHash, order: &OpenOrder) {
-    hash.words(&[
+fn hash_order(hash: &mut StateHasher, order: &OpenOrder) {
+    hash.write_u64s(&[
         order.sequence.0,
         u64::from(order.instrument.0) << 32 | u64::from(order.user.0),
         u64::from(order.session.0) << 32 | u64::from(order.hold.0),
@@ -536,5 +536,5 @@ fn hash_order(hash: &mut StateHash, order: &OpenOrder) {
         order.reserved.fee.0 as u64,
         u64::from(order.amends_pending) << 1 | u64::from(order.side.code()),
     ]);
-    hash.words(&order.budget.hash_words());
+    hash.write_u64s(&order.budget.hash_words());
 }

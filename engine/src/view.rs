@@ -1,6 +1,6 @@
 //! Read access to a book: aggregated depth, order-by-order view, state hash. Not used for matching.
 
-use types::{Lots, Side, StateHash, Ticks};
+use types::{Lots, Side, StateHasher, Ticks};
 
 use crate::book::Book;
 use crate::image::RestingOrder;
@@ -49,9 +49,9 @@ impl Book {
 
     /// Hash of all state that later results depend on.
     pub fn state_hash(&self) -> u64 {
-        let mut hash = StateHash::new();
+        let mut hash = StateHasher::new();
         let spec = &self.spec;
-        hash.words(&[
+        hash.write_u64s(&[
             u64::from(spec.ix.0),
             u64::from(spec.phase.code()),
             spec.band_low.0 as u64,
@@ -61,7 +61,7 @@ impl Book {
         ]);
         if self.velocity.is_on() {
             let state = self.velocity.state();
-            hash.words(&[
+            hash.write_u64s(&[
                 u64::from(spec.velocity.width_ppm) << 32 | u64::from(spec.velocity.window_ms),
                 state.until_ns,
                 state.last.map_or(0, |price| price.0 as u64),
@@ -70,7 +70,7 @@ impl Book {
         }
         for side in [Side::Buy, Side::Sell] {
             for order in self.orders(side) {
-                hash.words(&[
+                hash.write_u64s(&[
                     order.handle.engine_id(),
                     order.price.0 as u64,
                     order.open.0,
@@ -83,7 +83,7 @@ impl Book {
                         | u64::from(order.post_only),
                 ]);
             }
-            hash.word(u64::from(side.code()));
+            hash.write_u64(u64::from(side.code()));
         }
         hash.finish()
     }

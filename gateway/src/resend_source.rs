@@ -1,14 +1,17 @@
-//! Rebuilds session messages older than the in-memory window from the journal, for resend.
+//! Restores a checkpoint and scans the journal for session messages older than the in-memory
+//! window. `front::resend` selects and encodes them.
 //!
-//! Reads block. They run on tokio's blocking threads, at most [`SCANS_MAX`] at a time, and stop as
-//! soon as the caller has what it needs. Cost: a scan starts at the newest checkpoint before its
-//! target, or at the beginning of the journal if there is none.
+//! A scan is the load of the checkpoint and the pass over the journal after it. Scans block. They
+//! run on tokio's blocking threads, at most [`SCANS_MAX`] at a time, and stop as soon as the caller
+//! has what it needs. Cost: a scan starts at the newest checkpoint before its target, or at the
+//! beginning of the journal if there is none. `newest_before_or_oldest` falls back to the oldest
+//! checkpoint that the remaining journal continues.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use replica::{CatchUp, ReplicaError};
+use replica::{CatchUp, ReplicaError, SessionPosition};
 use sequencer::Stamp;
 use tokio::sync::OwnedSemaphorePermit;
 use types::{NodeId, Sequence, SessionIx};
@@ -20,103 +23,109 @@ use crate::market::Market;
 /// Maximum number of concurrent scans, over all connections.
 pub const SCANS_MAX: usize = 2;
 
-/// Pause between attempts to get a file descriptor, and the time limit of the attempts of one read.
-const RETRY: Duration = Duration::from_millis(250);
-const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Pause between retries while the process is out of file descriptors.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Total time to retry one call.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ResendError {
-    /// The journal no longer contains the records.
-    pub fn is_removed(&self) -> bool {
-        matches!(self, Self::Replica(error) if error.is_removed())
+    /// True when the journal was truncated past the next record.
+    pub fn is_truncated(&self) -> bool {
+        matches!(self, Self::Replica(error) if error.is_truncated())
     }
 }
 
-/// A position in the journal to read session messages from.
+/// A state restored from a checkpoint, with a reader of the journal after it. Holds a scan permit;
+/// used for one scan.
 pub struct ResendSource {
     node: NodeId,
-    replica: CatchUp,
-    /// One of the [`SCANS_MAX`] permits, held until the read ends.
+    catch_up: CatchUp,
+    /// One of the [`SCANS_MAX`] permits, held until the scan ends.
     _permit: OwnedSemaphorePermit,
 }
 
-/// Why messages cannot be rebuilt.
+/// Why a scan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResendError {
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// The process stops, or the scan panicked.
-    #[error("the journal scan was aborted")]
+    #[error("journal scan aborted: the process is stopping, or the scan panicked (see the log)")]
     Aborted,
 }
 
 impl ResendSource {
-    /// Starts at the newest checkpoint that `is_before` accepts, else at the beginning of the
-    /// journal. `is_before` gets a function that returns a session's last message number and last
-    /// answered client sequence in the checkpoint.
+    /// Starts at the newest checkpoint that `accepts` accepts, else at the beginning of the
+    /// journal. `accepts` receives a lookup of a session's position in the checkpoint.
     ///
     /// # Errors
-    /// The checkpoints cannot be read. If no checkpoint is accepted and the journal was truncated,
-    /// the first scan fails instead.
+    /// The checkpoints cannot be read, or the load was aborted. If the journal was truncated past
+    /// the start position, [`Self::scan`] fails.
     pub async fn newest_before(
         market: &Arc<Market>,
-        is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
+        accepts: impl Fn(&dyn Fn(SessionIx) -> SessionPosition) -> bool + Send + 'static,
     ) -> Result<Self, ResendError> {
         let replica = market.replica.clone();
-        let find = move || {
-            replica
-                .catch_up_from_newest(|found| is_before(&|session| found.session_position(session)))
-        };
-        Self::at(market, find).await
-    }
-
-    /// Like [`Self::newest_before`], but starts at the oldest checkpoint that the journal still
-    /// continues if the records after the accepted position were removed.
-    pub async fn newest_before_or_oldest(
-        market: &Arc<Market>,
-        is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
-    ) -> Result<Self, ResendError> {
-        let replica = market.replica.clone();
-        let find = move || {
-            replica.catch_up_from_newest_or_oldest(|found| {
-                is_before(&|session| found.session_position(session))
+        let restore = move || {
+            replica.catch_up_from_newest(|checkpoint| {
+                accepts(&|session| checkpoint.session_position(session))
             })
         };
-        Self::at(market, find).await
+        Self::open(market, restore).await
     }
 
-    async fn at(
+    /// Like [`Self::newest_before`]. If the journal was truncated past the start position,
+    /// starts at the oldest checkpoint that the remaining journal continues.
+    ///
+    /// # Errors
+    /// As [`Self::newest_before`], or the journal cannot be read.
+    pub async fn newest_before_or_oldest(
         market: &Arc<Market>,
-        find: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
+        accepts: impl Fn(&dyn Fn(SessionIx) -> SessionPosition) -> bool + Send + 'static,
     ) -> Result<Self, ResendError> {
-        // Loading a checkpoint reads whole files, and its state is as large as the node's. The
-        // blocking thread owns the permit, so that a dropped caller does not free it early.
+        let replica = market.replica.clone();
+        let restore = move || {
+            replica.catch_up_from_newest_or_oldest(|checkpoint| {
+                accepts(&|session| checkpoint.session_position(session))
+            })
+        };
+        Self::open(market, restore).await
+    }
+
+    async fn open(
+        market: &Arc<Market>,
+        restore: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
+    ) -> Result<Self, ResendError> {
+        // The permit is taken before the load: the restored state takes as much memory as the
+        // node's. The blocking thread owns it, so a cancelled future does not release it early.
         let permit = scan_permit(market).await?;
-        let find = move || Ok::<_, ResendError>((with_descriptor(find)?, permit));
-        let found = tokio::task::spawn_blocking(find).await;
-        let (replica, permit) = found.map_err(|_| ResendError::Aborted)??;
+        let restore_with_permit = move || Ok::<_, ResendError>((retry_transient(restore)?, permit));
+        let joined = tokio::task::spawn_blocking(restore_with_permit).await;
+        let (catch_up, permit) = joined.map_err(|_| ResendError::Aborted)??;
         Ok(Self {
             node: market.node,
-            replica,
+            catch_up,
             _permit: permit,
         })
     }
 
-    /// Client sequence of the session's last answered request at this position; 0 for none.
+    /// Client sequence of the session's last answered request at the start position; 0 for none.
     pub fn client_seq(&self, session: SessionIx) -> u64 {
-        let session = self.replica.state().session(session);
+        let session = self.catch_up.state().session(session);
         session.map_or(0, |session| session.client_seq)
     }
 
-    /// Reads records through `through`, or until `emit` breaks. Emits all messages of the last
-    /// record. `emit` gets the session, the number and the message. Blocks.
-    fn read(
+    /// Scans the journal through `through`, or until `emit` returns Break. After `emit` returns
+    /// Break, the remaining messages of the same record are still emitted. `emit` receives the
+    /// session, the message number and the message. Blocks.
+    fn scan_blocking(
         &mut self,
         through: Sequence,
         mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
     ) -> Result<(), ReplicaError> {
         let mut flow = ControlFlow::Continue(());
-        while self.replica.state().sequence() < through && flow.is_continue() {
-            let Some(applied) = with_descriptor(|| self.replica.apply_next())? else {
+        while self.catch_up.state().sequence() < through && flow.is_continue() {
+            let Some(applied) = retry_transient(|| self.catch_up.apply_next())? else {
                 return Ok(());
             };
             let stamp = Stamp {
@@ -134,39 +143,41 @@ impl ResendSource {
         Ok(())
     }
 
-    /// Reads through the commit position on a blocking thread, or until `collect` breaks. Returns
-    /// `collected`.
+    /// Scans the journal through the commit position on a blocking thread, or until `fold` returns
+    /// Break. `fold` receives the accumulator, which starts as `init`, and the arguments of each
+    /// message. After Break, the remaining messages of the same record are still folded. Returns
+    /// the accumulator.
     pub async fn scan<T: Send + 'static>(
         mut self,
         market: &Arc<Market>,
-        mut collected: T,
-        mut collect: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()>
-        + Send
-        + 'static,
+        init: T,
+        mut fold: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
     ) -> Result<T, ResendError> {
         let through = market.commit.position();
-        let reading = tokio::task::spawn_blocking(move || {
-            let read = self.read(through, |session, number, message| {
-                collect(&mut collected, session, number, message)
+        let scan = tokio::task::spawn_blocking(move || {
+            let mut accumulator = init;
+            let scanned = self.scan_blocking(through, |session, number, message| {
+                fold(&mut accumulator, session, number, message)
             });
-            read.map(|()| collected)
+            scanned.map(|()| accumulator)
         });
-        let read = reading.await.map_err(|_| ResendError::Aborted)?;
-        read.map_err(ResendError::Replica)
+        let joined = scan.await.map_err(|_| ResendError::Aborted)?;
+        joined.map_err(ResendError::Replica)
     }
 }
 
-/// Retries a read while the process is out of file descriptors, at most [`RETRY_MAX`]. Blocks.
-fn with_descriptor<T>(
-    mut read: impl FnMut() -> Result<T, ReplicaError>,
+/// Retries `attempt` while the process is out of file descriptors, for at most [`RETRY_TIMEOUT`].
+/// Blocks.
+fn retry_transient<T>(
+    mut attempt: impl FnMut() -> Result<T, ReplicaError>,
 ) -> Result<T, ReplicaError> {
-    let until = Instant::now() + RETRY_MAX;
+    let deadline = Instant::now() + RETRY_TIMEOUT;
     loop {
-        match read() {
-            Err(error) if error.is_transient() && Instant::now() < until => {
-                std::thread::sleep(RETRY);
+        match attempt() {
+            Err(error) if error.is_transient() && Instant::now() < deadline => {
+                std::thread::sleep(RETRY_INTERVAL);
             }
-            read => return read,
+            result => return result,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of the gateway with their defaults.
+//! Configuration of the payments service.
 
 use std::path::PathBuf;
 
@@ -6,47 +6,51 @@ use serde::{Deserialize, Serialize};
 
 use rail::{policy::ClientPolicy, purpose_code::Requisites};
 
-/// Settings of the payments gateway.
+/// A field that the configuration file omits has its default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PaymentsConfig {
     /// Folder of `payments.db`.
     pub data_dir: PathBuf,
-    /// Folder of the keys shared with the bank (`rail/keys.rs`).
+    /// Folder of the request-signing key and the webhook secrets ([`rail::keys`]); created on first
+    /// use.
     pub keys_dir: PathBuf,
-    /// Address of the bank and fast-payment system.
+    /// Base URL of the bank's API; the fast-payment system (SBP) has the same URL.
     pub bank_url: String,
-    /// The bank's name in receipts, because transaction ids are unique per bank. Must not change
-    /// for the same bank: a repeated report would count as a new transaction.
+    /// Identifies the bank in receipts: a transaction id is unique only per bank. Must not change
+    /// for a bank, else a repeated report counts as a new transaction.
     pub bank_id: String,
-    /// The platform's account for deposits and payouts.
+    /// Bank details of the beneficiary of deposits. Payouts are debited from the same account.
     pub requisites: Requisites,
-    /// Fixed text of a deposit's purpose (specification 4.2.3).
+    /// Payment purpose of a deposit (specification 4.2.3). A bank transfer appends
+    /// `PAY-<payment id>`.
     pub deposit_purpose: String,
-    /// Text of a payout's purpose; the payout id follows.
+    /// Payment purpose of a payout; the payout id is appended.
     pub payout_purpose: String,
-    /// Lifetime of an intent, in seconds (D30).
+    /// TTL of an intent, in seconds (D30).
     pub intent_life_s: u32,
-    /// Delay before the first status poll of an intent; then it doubles.
+    /// Initial backoff between status polls of a pending intent; each poll doubles it.
     pub poll_first_ms: u64,
-    /// Longest delay between two polls of a pending intent.
+    /// Longest backoff between status polls of a pending intent.
     pub poll_most_ms: u64,
-    /// Delay between polls of an intent that has failed or expired: its money may still arrive
-    /// while the webhook is lost.
+    /// Interval between status polls of a failed or expired intent. Late money still counts (T25),
+    /// and its webhook may be lost.
     pub late_poll_pause_ms: u64,
-    /// How long an intent is polled after its lifetime, in seconds.
+    /// How long an intent is polled after its TTL, in seconds.
     pub late_poll_window_s: u32,
-    /// Delay before the first retry or poll of a payout; then it doubles.
+    /// Initial backoff between attempts to order a payout, then between polls of its transfer. Each
+    /// attempt or poll doubles it.
     pub payout_pause_first_ms: u64,
-    /// Longest delay between two attempts or polls of a payout.
+    /// Longest backoff between attempts or polls of a payout.
     pub payout_pause_most_ms: u64,
-    /// Maximum readings before a difference is reported: amounts in flight between two reads are no
-    /// difference.
+    /// Maximum comparisons before a difference is reported: a mint or transfer that completes
+    /// between the bank read and the chain read looks like one.
     pub reconcile_readings: u32,
-    /// Pause between two readings.
+    /// Interval between comparisons.
     pub reconcile_pause_ms: u64,
     /// Reconcile each business day at its cut-off.
     pub daily_reconciliation: bool,
+    /// Timeouts and retries of all outgoing calls, and the circuit breaker of bank calls.
     pub client: ClientPolicy,
 }
 

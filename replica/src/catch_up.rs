@@ -31,9 +31,9 @@ impl ReplicaError {
         }
     }
 
-    /// True when the record was removed from the journal.
-    pub fn is_removed(&self) -> bool {
-        matches!(self, Self::Read(error) if error.is_removed())
+    /// True when the journal was truncated past the next record.
+    pub fn is_truncated(&self) -> bool {
+        matches!(self, Self::Read(error) if error.is_truncated())
     }
 }
 

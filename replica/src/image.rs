@@ -22,6 +22,15 @@ struct TablesImage {
     sessions: Vec<SessionDetails>,
 }
 
+/// Position of a session in a checkpoint; zeros before the session's first message and answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionPosition {
+    /// Number of the session's last message.
+    pub last_number: u64,
+    /// Client sequence of the session's last answered request.
+    pub client_seq: u64,
+}
+
 /// A checkpoint in memory.
 pub struct Checkpoint {
     image: CoreImage,
@@ -112,10 +121,13 @@ impl Checkpoint {
         Ok(Self { image, tables })
     }
 
-    /// Last message number and last answered client sequence of a session; zeros if unknown.
-    pub fn session_position(&self, session: SessionIx) -> (u64, u64) {
+    /// Position of a session in the checkpoint; zeros if unknown.
+    pub fn session_position(&self, session: SessionIx) -> SessionPosition {
         let row = self.image.session(session);
-        row.map_or((0, 0), |row| (row.last_number, row.client_seq))
+        row.map_or_else(SessionPosition::default, |row| SessionPosition {
+            last_number: row.last_number,
+            client_seq: row.client_seq,
+        })
     }
 }
 

@@ -36,7 +36,7 @@ mod state;
 pub use catch_up::{CatchUp, ReplicaError};
 pub use effects::{Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
 pub use follower::Follower;
-pub use image::{Checkpoint, restore};
+pub use image::{Checkpoint, SessionPosition, restore};
 pub use live::{LiveReplica, PART, Replica};
 pub use names::{HoldName, Names};
 pub use offline::{SnapshotError, snapshot};

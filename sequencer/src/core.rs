@@ -11,7 +11,8 @@ use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
 use types::command::{Cause, Listed, Route};
 use types::{
-    Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence, StateHash,
+    Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence,
+    StateHasher,
 };
 
 /// The state of an engine node.
@@ -295,11 +296,11 @@ impl Core {
 
     /// Hash of all state that the journal determines.
     pub fn state_hash(&self) -> u64 {
-        let mut hash = StateHash::new();
-        hash.word(self.sequence.get());
-        hash.word(self.admission.state_hash());
+        let mut hash = StateHasher::new();
+        hash.write_u64(self.sequence.get());
+        hash.write_u64(self.admission.state_hash());
         for book in self.books() {
-            hash.word(book.state_hash());
+            hash.write_u64(book.state_hash());
         }
         hash.finish()
     }

@@ -14,8 +14,8 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// True when the record to be read was removed.
-    pub fn is_removed(&self) -> bool {
+    /// True when the journal was truncated past the next record.
+    pub fn is_truncated(&self) -> bool {
         use journal::reader::ReadError as Frames;
         matches!(
             self,

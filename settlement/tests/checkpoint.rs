@@ -172,7 +172,7 @@ async fn damaged_checkpoints_are_skipped() {
     assert!(truncate(folder, market.position()) > Sequence::ZERO);
     let refused = Platform::try_start(folder, config(folder), &[]).await;
     let error = refused.map(|_| ()).unwrap_err();
-    assert!(error.is_removed(), "{error}");
+    assert!(error.is_truncated(), "{error}");
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -48,7 +48,7 @@ pub use day::BusinessDay;
 pub use decimal::{Decimal, DecimalError, Rounding};
 pub use derived::{HoldPart, child_uuid, order_hold, order_uuid, trade_uuid};
 pub use event::{Event, EventEnvelope, Quote};
-pub use hash::StateHash;
+pub use hash::StateHasher;
 pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
 };

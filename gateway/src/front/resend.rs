@@ -1,30 +1,39 @@
-//! Rebuilds messages that have left the windows from the journal. See [`crate::resend_source`] for
-//! the cost.
+//! Selects and encodes session messages older than the in-memory window. [`crate::resend_source`]
+//! scans the journal for them and states the cost.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use replica::SessionPosition;
 use types::SessionIx;
 use wire::{DisconnectCode, ServerMessage, encode};
 
 use crate::market::Market;
 use crate::resend_source::{ResendError, ResendSource};
 
-/// Maximum messages per read.
+/// Number of messages after which a scan stops, at the end of the record.
 const PIECE_MESSAGES: usize = 16_384;
 
-/// The messages of a session after `after` through `through`, at most [`PIECE_MESSAGES`]. The
-/// error is the code to end the session with.
+/// Messages of a session after number `after`.
+///
+/// Stops after the record with message `through`, or after the record that completes
+/// [`PIECE_MESSAGES`] messages. The other messages of that record are included, so the result may
+/// exceed both.
+///
+/// # Errors
+/// The code to end the session with. A retransmission converts it to a reject reason.
 pub async fn messages(
     market: &Arc<Market>,
     session: SessionIx,
     after: u64,
     through: u64,
 ) -> Result<Vec<Bytes>, DisconnectCode> {
-    let reading = async {
-        let source =
-            ResendSource::newest_before(market, move |last| last(session).0 <= after).await?;
+    let scan = async {
+        let accepts = move |position: &dyn Fn(SessionIx) -> SessionPosition| {
+            position(session).last_number <= after
+        };
+        let source = ResendSource::newest_before(market, accepts).await?;
         source
             .scan(market, Vec::new(), move |found, to, number, message| {
                 if to == session && number > after {
@@ -38,24 +47,27 @@ pub async fn messages(
             })
             .await
     };
-    match reading.await {
+    match scan.await {
         // Durable messages are in the journal unless it was truncated.
         Ok(found) if found.is_empty() => Err(DisconnectCode::MessagesRemoved),
         Ok(found) => Ok(found),
-        Err(error) if error.is_removed() => Err(DisconnectCode::MessagesRemoved),
+        Err(error) if error.is_truncated() => Err(DisconnectCode::MessagesRemoved),
         Err(ResendError::Aborted) => Err(DisconnectCode::Shutdown),
         Err(error) => {
-            tracing::error!(%error, "cannot read the journal: session not resumed");
+            tracing::error!(%error, "cannot scan the journal: messages not resent");
             Err(DisconnectCode::Internal)
         }
     }
 }
 
-/// The message that answered a request; `None` when the journal no longer has it or cannot be read.
+/// The message that answered a request; `None` if the journal does not contain it, was truncated
+/// past it, or cannot be scanned.
 pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -> Option<Bytes> {
-    let reading = async {
-        let is_before = move |last: &dyn Fn(SessionIx) -> (u64, u64)| last(session).1 < client_seq;
-        let source = ResendSource::newest_before_or_oldest(market, is_before).await?;
+    let scan = async {
+        let accepts = move |position: &dyn Fn(SessionIx) -> SessionPosition| {
+            position(session).client_seq < client_seq
+        };
+        let source = ResendSource::newest_before_or_oldest(market, accepts).await?;
         if source.client_seq(session) >= client_seq {
             return Ok(None);
         }
@@ -69,14 +81,14 @@ pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -
             })
             .await
     };
-    let mut read: Result<_, ResendError> = reading.await;
-    if let Err(error) = &read
-        && !error.is_removed()
+    let mut scanned: Result<_, ResendError> = scan.await;
+    if let Err(error) = &scanned
+        && !error.is_truncated()
     {
-        tracing::error!(%error, "cannot read the journal: answer not resent");
-        read = Ok(None);
+        tracing::error!(%error, "cannot scan the journal: answer not resent");
+        scanned = Ok(None);
     }
-    read.unwrap_or_default()
+    scanned.unwrap_or_default()
 }
 
 /// Encodes a numbered message for channel 0.

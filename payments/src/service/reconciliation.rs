@@ -1,8 +1,9 @@
 //! Reconciliation of the bank account with the CFA-RUB supply (specification 4.2.6, T28).
 //!
 //! The figures are those at the time of the call; the worker calls after the end of each business
-//! day. A reading with an unexplained part is repeated up to `reconcile_readings` times, because a
-//! mint or a transfer may complete between two reads. The part that remains is a difference.
+//! day. A mint or a transfer may complete between the bank read and the chain read. A comparison
+//! with an unexplained part is therefore repeated, up to `reconcile_readings` comparisons in total.
+//! The part that remains is a difference.
 
 use std::time::{Duration, Instant};
 
@@ -46,14 +47,14 @@ impl Gateway {
             return Ok((stored, true));
         }
         let began = Instant::now();
-        let mut reading = 1;
+        let mut comparisons = 1;
         let assessment = loop {
             let assessment = self.read_both_sides(correlation_id).await?;
-            let enough = reading >= self.config.reconcile_readings.max(1);
+            let enough = comparisons >= self.config.reconcile_readings.max(1);
             if assessment.unexplained == Rub::ZERO || enough {
                 break assessment;
             }
-            reading += 1;
+            comparisons += 1;
             tokio::time::sleep(Duration::from_millis(self.config.reconcile_pause_ms)).await;
         };
         let report = Report {

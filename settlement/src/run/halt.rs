@@ -40,10 +40,10 @@ pub(super) enum Halt {
 }
 
 impl Halt {
-    /// Converts an error of following the replica: [`Self::Behind`] if the records after the
-    /// ledger's position were removed from the journal.
+    /// Converts an error of following the replica: [`Self::Behind`] if the journal was
+    /// truncated past the ledger's position.
     pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
-        if !error.is_removed() {
+        if !error.is_truncated() {
             return error.into();
         }
         Self::Behind {
