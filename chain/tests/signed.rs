@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 /// Not the default, so a constant in the code would be noticed.
 const CHAIN_ID: u64 = 90_210;
 
@@ -155,7 +155,10 @@ async fn r020_the_node_receives_transactions_signed_by_the_operator_for_the_conf
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("port");
     let recorder = Recorder {
         node: format!("http://{}", listener.local_addr().expect("address")),
-        http: reqwest::Client::new(),
+        http: reqwest::Client::builder()
+            .timeout(WAIT)
+            .build()
+            .expect("client"),
         raw: Arc::default(),
     };
     node.serve_json_rpc(listener);

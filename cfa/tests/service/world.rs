@@ -88,7 +88,11 @@ impl World {
             rpc_url: settings.rpc_url,
             ..ChainConfig::default()
         };
-        let chain = start_chain(chain_config, ChainDeps { log: log.clone() }, below.clone());
+        let losing = Arc::new(Losing::new(log.clone()));
+        let chain_deps = ChainDeps {
+            log: losing.clone(),
+        };
+        let chain = start_chain(chain_config, chain_deps, below.clone());
         let chain = chain.await.expect("chain");
         let [ledger_slot, faulty_slot, slot] = std::array::from_fn(|_| rpc::LocalSlot::new());
         let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
@@ -109,7 +113,6 @@ impl World {
         let faulty = faults.before(ledger_handle.service().routes);
         faulty_slot.fill(rpc::with_auth(faulty, &auth));
         let clock = Clock::manual(1_800_000_000_000_000);
-        let losing = Arc::new(Losing::new(log.clone()));
         let deps = CfaDeps {
             log: losing.clone(),
             ledger: channel(&faulty_slot),

@@ -89,6 +89,10 @@ async fn r277_a_duration_contains_the_wait_for_the_history_and_counts_each_trade
     assert_eq!(value(&after, &executed), TRADES as f64);
     let bucket = |bound: &str| value(&after, &format!("{NAME}_bucket{{le=\"{bound}\"}}"));
     assert_eq!(bucket("+Inf"), TRADES as f64);
+    assert!(
+        after.contains(&format!("{NAME}_bucket{{le=\"0.1\"}} ")),
+        "{after}"
+    );
     assert_eq!(bucket("0.1"), 0.0, "the bounds are seconds");
     // The process clock may be slewed meanwhile, by far less than this.
     let mean_s = value(&after, &format!("{NAME}_sum")) / TRADES as f64;
