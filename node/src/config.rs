@@ -6,7 +6,6 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use payments::alert::{PAGERDUTY_VARIABLE, SLACK_VARIABLE};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -15,8 +14,8 @@ const FILE: &str = "platform.toml";
 const PREFIX: &str = "PLATFORM_";
 /// Variables without the prefix, and the settings in `[alerts]` that they set.
 const ALERT_VARIABLES: [(&str, &str); 2] = [
-    (SLACK_VARIABLE, "slack_webhook_url"),
-    (PAGERDUTY_VARIABLE, "pagerduty_api_key"),
+    ("SLACK_WEBHOOK_URL", "slack_webhook_url"),
+    ("PAGERDUTY_API_KEY", "pagerduty_api_key"),
 ];
 /// Variables with the prefix that are no settings: those of the command line and of crash tests.
 const NO_SETTINGS: [&str; 5] = ["url", "token", "config", "crash_at", "bin"];
@@ -103,11 +102,21 @@ pub struct Alerts {
 impl Alerts {
     /// The receivers for the payments gateway.
     pub fn sinks(&self) -> payments::AlertSinks {
-        payments::AlertSinks::from_env(|name| match name {
-            SLACK_VARIABLE => self.slack_webhook_url.clone(),
-            PAGERDUTY_VARIABLE => self.pagerduty_api_key.clone(),
-            _ => None,
-        })
+        payments::AlertSinks::new(
+            self.slack_webhook_url.clone(),
+            self.pagerduty_api_key.clone(),
+        )
+    }
+
+    /// Refuses an address to which no alert can be sent. The error does not contain it.
+    fn check(&self) -> anyhow::Result<()> {
+        let slack = self.slack_webhook_url.as_deref().unwrap_or_default();
+        let is_http = |url: reqwest::Url| matches!(url.scheme(), "http" | "https");
+        anyhow::ensure!(
+            slack.trim().is_empty() || reqwest::Url::parse(slack).is_ok_and(is_http),
+            "configuration: alerts.slack_webhook_url is not an http(s) URL"
+        );
+        Ok(())
     }
 }
 
@@ -378,16 +387,51 @@ impl Default for Config {
     }
 }
 
+/// The message of `error` without the refused value, which may be a secret.
+fn without_value(error: &toml::de::Error) -> String {
+    let message = error.message();
+    for kind in ["invalid type", "invalid value"] {
+        if message.starts_with(&format!("{kind}: ")) {
+            let expected = message.rfind(", expected ").map(|at| &message[at..]);
+            return format!("{kind}{}", expected.unwrap_or_default());
+        }
+    }
+    message.to_owned()
+}
+
+/// An error in the file `text`, without the source line, which may contain a secret.
+fn located(text: &str, error: &toml::de::Error) -> anyhow::Error {
+    let message = without_value(error);
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let Some(before) = before else {
+        return anyhow::Error::msg(message);
+    };
+    let line = before.matches('\n').count() + 1;
+    let last = before.rsplit('\n').next().unwrap_or_default();
+    let column = last.chars().count() + 1;
+    anyhow::anyhow!("line {line}, column {column}: {message}")
+}
+
+/// An error in the merged settings. It names the setting and does not contain its value.
+fn merged(error: &toml::de::Error) -> anyhow::Error {
+    let shown = error.to_string();
+    let shown = shown.replacen(error.message(), &without_value(error), 1);
+    anyhow::Error::msg(shown.trim_end().replace('\n', " "))
+}
+
 /// Reads a file; unknown or malformed settings are refused with line and column.
 fn read(file: &Path) -> anyhow::Result<Table> {
     let place = || format!("configuration: {}", file.display());
     let text = std::fs::read_to_string(file).with_context(place)?;
-    toml::from_str::<Config>(&text).with_context(place)?;
-    toml::from_str(&text).with_context(place)
+    let located = |error: toml::de::Error| located(&text, &error);
+    toml::from_str::<Config>(&text)
+        .map_err(located)
+        .with_context(place)?;
+    toml::from_str(&text).map_err(located).with_context(place)
 }
 
 /// Sets a setting by its path, for example `ledger__url`, to the TOML value `text`, or to the text
-/// itself if it is not TOML.
+/// itself if it is not TOML. All settings below `alerts` are text: a key may be digits only.
 fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
     let (folders, last) = name.rsplit_once("__").unwrap_or(("", name));
     let mut table = settings;
@@ -401,6 +445,7 @@ fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
     let value = toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
         .and_then(|mut parsed| parsed.remove("value"))
+        .filter(|value| value.is_str() || !name.starts_with("alerts__"))
         .unwrap_or_else(|| Value::String(text.into()));
     table.insert(last.into(), value);
     Ok(())
@@ -462,7 +507,11 @@ impl Config {
                 .context("configuration: data_dir is not UTF-8")?;
             settings.insert("data_dir".into(), dir.into());
         }
-        let config: Self = settings.try_into().context("configuration")?;
+        let config: Self = settings
+            .try_into()
+            .map_err(|error| merged(&error))
+            .context("configuration")?;
+        config.alerts.check()?;
         anyhow::ensure!(
             config.journal.retain_bytes.is_none() || config.snapshots.enabled,
             "configuration: journal.retain_bytes needs snapshots.enabled: \
@@ -603,10 +652,7 @@ mod tests {
         assert_eq!(slack, Some("https://hooks.example/T0/B0/secret"));
         assert_eq!(config.alerts.pagerduty_api_key.as_deref(), Some(key));
 
-        let expected = payments::AlertSinks::from_env(|name| match name {
-            "SLACK_WEBHOOK_URL" => slack.map(str::to_owned),
-            _ => Some(key.to_owned()),
-        });
+        let expected = payments::AlertSinks::new(slack.map(str::to_owned), Some(key.to_owned()));
         assert!(config.alerts.sinks() == expected, "the receivers are used");
         assert!(Alerts::default().sinks() == payments::AlertSinks::default());
 
@@ -616,6 +662,121 @@ mod tests {
             assert!(!shown.contains("hooks.example"), "{shown}");
             assert!(!shown.contains(key), "{shown}");
         }
+    }
+
+    // rows: R022
+    #[test]
+    fn r022_a_receiver_of_digits_is_text() {
+        for (text, expected) in [
+            ("0123456789", "0123456789"),
+            ("\"12\"", "12"),
+            ("1e5", "1e5"),
+        ] {
+            let mut settings = Table::new();
+            set(&mut settings, "alerts__pagerduty_api_key", text).expect("set");
+            let config: Config = settings.try_into().expect("settings");
+            let key = config.alerts.pagerduty_api_key.as_deref();
+            assert_eq!(key, Some(expected));
+        }
+    }
+
+    // rows: R022
+    #[test]
+    fn r022_slack_needs_an_http_address_and_the_refusal_does_not_show_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        let load = |url: &str| {
+            let text = format!("[alerts]\nslack_webhook_url = \"{url}\"\n");
+            std::fs::write(&file, text).expect("written");
+            Config::load(Some(file.as_path()), Some(folder.path()))
+        };
+        for url in [
+            "hooks.example/s3cret",
+            "ftp://hooks.example/s3cret",
+            "s3cret",
+        ] {
+            let error = format!("{:#}", load(url).expect_err(url));
+            assert_eq!(
+                error,
+                "configuration: alerts.slack_webhook_url is not an http(s) URL"
+            );
+        }
+        for url in ["https://hooks.example/T0", "http://127.0.0.1:1/", " "] {
+            assert!(load(url).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_a_file_has_its_position_and_no_secret() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        for (text, position, expected) in [
+            (
+                "[alerts]\nslack_url = \"4711\"\n",
+                Some((2, 1)),
+                "slack_url",
+            ),
+            (
+                "[alerts]\npagerduty_api_key = \"4711\n[log]\n",
+                None,
+                "string",
+            ),
+            (
+                "[alerts]\npagerduty_api_key = 4711\n",
+                Some((2, 21)),
+                "invalid type, expected a string",
+            ),
+            (
+                "alerts = { pagerduty_api_key = 4711 }\n",
+                Some((1, 32)),
+                "string",
+            ),
+            ("# Ключ\nalerts = \"4711\"\n", Some((2, 10)), "invalid type"),
+            (
+                "[ledger]\nurls = \"postgres://a:4711@db\"\n",
+                Some((2, 1)),
+                "urls",
+            ),
+            (
+                "[ledger]\nurl = \"postgres://a:4711@db\n[log]\n",
+                None,
+                "string",
+            ),
+            (
+                "ledger = \"postgres://a:4711@db\"\n",
+                Some((1, 10)),
+                "invalid type",
+            ),
+        ] {
+            std::fs::write(&file, text).expect("written");
+            let error = Config::load(Some(file.as_path()), None).expect_err(text);
+            let shown = format!("{error:#} {error:?}");
+            // The file's path may contain the digits.
+            let shown = shown.replace(&file.display().to_string(), "");
+            assert!(!shown.contains("4711"), "{shown}");
+            assert!(shown.contains(expected), "{shown}");
+            let by_toml = toml::from_str::<Config>(text).expect_err(text).to_string();
+            let by_toml = by_toml.lines().next().expect("a line");
+            let place = by_toml
+                .strip_prefix("TOML parse error at ")
+                .expect("a place");
+            assert!(shown.contains(&format!(": {place}: ")), "{place}: {shown}");
+            if let Some((line, column)) = position {
+                assert_eq!(place, format!("line {line}, column {column}"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_in_the_environment_names_the_setting_and_has_no_secret() {
+        let mut settings = Table::new();
+        let text = "{ pagerduty_api_key = 4711 }";
+        set(&mut settings, "alerts", text).expect("set");
+        let error = settings.try_into::<Config>().expect_err("a number");
+        let shown = merged(&error).to_string();
+        assert!(!shown.contains("4711"), "{shown}");
+        assert!(shown.contains("invalid type, expected a string"), "{shown}");
+        assert!(shown.contains("pagerduty_api_key"), "{shown}");
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //! - Every state change commits with its event in one transaction.
 //! - A bank request is repeated only with the same request id.
 
-pub mod alert;
+mod alert;
 mod api;
 pub mod config;
 pub mod failpoint;

@@ -105,12 +105,8 @@ async fn receiver() -> (String, Arc<Mutex<Vec<serde_json::Value>>>) {
 async fn r133_a_difference_raises_a_critical_alert() {
     let lines = Lines::record();
     let (url, received) = receiver().await;
-    let sinks = AlertSinks::from_env(|name| match name {
-        "SLACK_WEBHOOK_URL" => Some(url.clone()),
-        "PAGERDUTY_API_KEY" => Some("routing-key-1".into()),
-        _ => None,
-    })
-    .with_pagerduty_url(&url);
+    let sinks =
+        AlertSinks::new(Some(url.clone()), Some("routing-key-1".into())).with_pagerduty_url(&url);
     let world = World::start_with(|setup| setup.alerts = sinks).await;
     world.fund("100.00").await;
     world.cfa.set_supply("99.50", 2);
@@ -167,7 +163,7 @@ fn assert_logged(lines: &Lines, report: &wire::ReconcileReport) {
 #[tokio::test]
 async fn r022_without_receivers_the_alert_is_only_logged() {
     let lines = Lines::record();
-    let sinks = AlertSinks::from_env(|_| None);
+    let sinks = AlertSinks::new(None, None);
     let world = World::start_with(|setup| setup.alerts = sinks).await;
     world.fund("100.00").await;
     let report = world.reconcile().await;
