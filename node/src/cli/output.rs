@@ -1,6 +1,6 @@
 //! Answers as text: one `name: value` per line, nested names indented, amounts as one token. A list
 //! of objects is a table; if it is too wide or a field does not fit a cell, each object is a block.
-//! Both show every field.
+//! Both show every field. Control characters of texts are escaped: a stored text forges no line.
 
 use std::fmt::Write;
 
@@ -133,15 +133,14 @@ fn flatten(outer: &str, object: &Map<String, Value>, found: &mut Vec<(String, St
 
 /// The value on one line of a table: a token, or the tokens of a list joined by commas.
 fn cell(value: &Value) -> Option<String> {
-    let text = match value {
+    match value {
         Value::Array(values) if !values.is_empty() => {
             let words: Vec<String> = values.iter().map(word).collect::<Option<_>>()?;
             let has_comma = words.iter().any(|word| word.contains(','));
-            (!has_comma).then(|| words.join(", "))?
+            (!has_comma).then(|| words.join(", "))
         }
-        other => word(other)?,
-    };
-    (!text.contains('\n')).then_some(text)
+        other => word(other),
+    }
 }
 
 fn write_value(out: &mut String, value: &Value, depth: usize) {
@@ -200,19 +199,31 @@ fn write_named(out: &mut String, name: &str, value: &Value, depth: usize) {
     }
 }
 
+/// `text` with its control characters escaped: `\n`, `\u{1b}`.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => out.extend(letter.escape_default()),
+            false => out.push(letter),
+        }
+    }
+    out
+}
+
 /// The value as one token, if it is a scalar, a decimal, an amount or empty.
 pub(super) fn word(value: &Value) -> Option<String> {
     match value {
         Value::Null => Some(String::new()),
         Value::Bool(flag) => Some(flag.to_string()),
         Value::Number(number) => Some(number.to_string()),
-        Value::String(text) => Some(text.clone()),
+        Value::String(text) => Some(escaped(text)),
         Value::Array(values) => values.is_empty().then(|| "[]".to_owned()),
         Value::Object(object) => {
             if object.len() == 1
                 && let Some(Value::String(text)) = object.get("value")
             {
-                return Some(text.clone());
+                return Some(escaped(text));
             }
             match (
                 object.get("currencyCode"),
@@ -220,7 +231,7 @@ pub(super) fn word(value: &Value) -> Option<String> {
                 object.len(),
             ) {
                 (Some(Value::String(currency)), Some(amount), 2) => {
-                    Some(format!("{} {currency}", word(amount)?))
+                    Some(format!("{} {}", word(amount)?, escaped(currency)))
                 }
                 _ => object.is_empty().then(|| "{}".to_owned()),
             }
@@ -300,6 +311,24 @@ mod tests {
     }
 
     #[test]
+    fn control_characters_are_escaped_and_stay_in_a_table() {
+        let answer = json!({
+            "name": "a\nlimit: 5\u{1b}[2J",
+            "sum": { "currencyCode": "R\r", "amount": { "value": "1\t" } },
+            "users": [{ "id": "a\nb", "roles": ["x\u{9b}", "y"] }, { "id": "Анна" }],
+        });
+        assert_eq!(
+            text(&answer),
+            "name: a\\nlimit: 5\\u{1b}[2J\n\
+             sum: 1\\t R\\r\n\
+             users:\n  \
+             id    roles\n  \
+             a\\nb  x\\u{9b}, y\n  \
+             Анна\n"
+        );
+    }
+
+    #[test]
     fn a_list_that_is_no_table_is_printed_as_blocks_with_every_field() {
         let nested = json!({ "orders": [
             { "orderId": "1", "fills": [{ "price": "5", "note": "a" }, { "price": "6" }] },
@@ -316,7 +345,7 @@ mod tests {
              orderId: 2\n    \
              empty:\n      \
              - {}\n    \
-             lines: a\nb\n"
+             lines: a\\nb\n"
         );
 
         let object = |id: &str| {
