@@ -3,9 +3,11 @@
 use std::fmt;
 use std::sync::Mutex;
 
-/// Parts of a reading. The holders of each instrument are read first in the ledger, then on chain.
+/// Parts of a reading. The supplies of all instruments are read first, then the holders of each
+/// instrument, in the ledger and on chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
+    ChainSupply,
     LedgerHolders,
     ChainHolders,
     Bank,
@@ -31,6 +33,7 @@ pub struct Counts {
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = match self.part {
+            Part::ChainSupply => "chain supply",
             Part::LedgerHolders => "ledger holders",
             Part::ChainHolders => "chain holders",
             Part::Bank => "bank",
@@ -64,7 +67,7 @@ impl<'a> Meter<'a> {
     pub fn new(reading: u32, report: &'a (dyn Fn(Progress) + Send + Sync)) -> Self {
         let counts = Counts {
             reading,
-            part: Part::LedgerHolders,
+            part: Part::ChainSupply,
             instruments: 0,
             instruments_total: 0,
             ledger_holders: 0,

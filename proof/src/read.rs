@@ -61,15 +61,19 @@ pub async fn read(deps: &ProofDeps, meter: &Meter<'_>) -> Answer<Reading> {
     registered.extend(known.map(|one| one.instrument_id));
     registered.sort();
     registered.dedup();
+    for id in &registered {
+        instruments.entry(id.clone()).or_default();
+    }
+    let total = instruments.len();
+    meter.update(|counts| (counts.part, counts.instruments_total) = (Part::ChainSupply, total));
     for id in registered {
         let (supply, _) = cfa.supply(context, &id).await?;
         instruments.entry(id).or_default().chain_supply = Some(supply);
     }
-    let total = instruments.len();
     for (done, (id, of)) in instruments.iter_mut().enumerate() {
         meter.update(|counts| {
             counts.part = Part::LedgerHolders;
-            (counts.instruments, counts.instruments_total) = (done, total);
+            counts.instruments = done;
         });
         let names = sub_accounts(&ledger, context, id, of, meter).await?;
         if id == CFA_RUB {
@@ -80,13 +84,14 @@ pub async fn read(deps: &ProofDeps, meter: &Meter<'_>) -> Answer<Reading> {
             holders(&cfa, context, id, of, &names, meter).await?;
         }
     }
+    meter.update(|counts| counts.instruments = total);
     // Drops unregistered instruments of which no account has units.
     instruments.retain(|_, of| {
         of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
     });
     let bank = match &deps.payments {
         Some(channel) => {
-            meter.update(|counts| (counts.part, counts.instruments) = (Part::Bank, total));
+            meter.update(|counts| counts.part = Part::Bank);
             Some(bank(PaymentsClient::new(channel.clone(), SOURCE), context).await?)
         }
         None => None,

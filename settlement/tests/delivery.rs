@@ -38,8 +38,8 @@ fn with_progress() -> (ProofOptions, Arc<Mutex<Vec<Progress>>>) {
     (options, seen)
 }
 
-/// Asserts that a proof of three instruments without a bank reported ledger and chain holders, with
-/// counts that reach all users and never decrease within a reading.
+/// Asserts that a proof of three instruments without a bank reported supplies, ledger and chain
+/// holders, with counts that reach all instruments and users and never decrease within a reading.
 fn assert_progress(seen: &[Progress]) {
     let reads = seen.iter().filter_map(|progress| match progress {
         Progress::Reads(counts) => Some(*counts),
@@ -47,7 +47,9 @@ fn assert_progress(seen: &[Progress]) {
     });
     let reads: Vec<_> = reads.collect();
     let parts: Vec<_> = reads.iter().map(|counts| counts.part).collect();
-    assert_eq!(parts.first(), Some(&Part::LedgerHolders));
+    assert_eq!(parts.first(), Some(&Part::ChainSupply));
+    assert!(parts.contains(&Part::LedgerHolders), "{parts:?}");
+    assert!(reads.iter().all(|counts| counts.instruments_total == 3));
     assert!(parts.contains(&Part::ChainHolders), "{parts:?}");
     assert!(!parts.contains(&Part::Bank), "{parts:?}");
     for pair in reads
@@ -60,7 +62,7 @@ fn assert_progress(seen: &[Progress]) {
     }
     let last = reads.last().expect("progress");
     let holders = 3 * USERS as usize;
-    assert_eq!(last.instruments_total, 3);
+    assert_eq!(last.instruments, 3, "{last:?}");
     assert!(last.ledger_holders >= holders, "{last:?}");
     assert!(last.chain_holders >= holders, "{last:?}");
 }
