@@ -1,7 +1,8 @@
 //! The bank's contract over plain HTTP and JSON (`rail::messages`).
 //!
-//! Every request except `/` and `/health` needs the gateway's signature over its method, path, time
-//! and body (R021). An unsigned or altered request gets 401 and has no effect.
+//! Every request to a path of the contract needs the gateway's signature over its method, path,
+//! time and body (R021). An unsigned or altered request gets 401 and has no effect. An unknown path
+//! gets 404, signed or not.
 
 use std::sync::Arc;
 
