@@ -47,7 +47,7 @@ pub enum Error {
     Keys(#[from] KeysError),
     #[error(transparent)]
     Bank(#[from] BankError),
-    #[error("payments settings `requisites` and `deposit_purpose`: {0}")]
+    #[error("payments.{0}")]
     Requisites(#[from] SeparatorInField),
 }
 

@@ -49,6 +49,7 @@ pub fn payment_id(text: &str) -> Option<&str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} contains `{SEPARATOR}`, which separates the fields of the QR payload; remove it")]
 pub struct SeparatorInField {
+    /// Name in the settings of the service: `requisites.bank_name`, `deposit_purpose`.
     field: &'static str,
 }
 
@@ -58,12 +59,15 @@ pub struct SeparatorInField {
 /// [`SeparatorInField`].
 pub fn check(to: &Requisites, purpose: &str) -> Result<(), SeparatorInField> {
     let values: [(&'static str, &str); 6] = [
-        ("name", &to.name),
-        ("account_number", &to.account_number),
-        ("bank_name", &to.bank_name),
-        ("bic", &to.bic),
-        ("correspondent_account", &to.correspondent_account),
-        ("purpose", purpose),
+        ("requisites.name", &to.name),
+        ("requisites.account_number", &to.account_number),
+        ("requisites.bank_name", &to.bank_name),
+        ("requisites.bic", &to.bic),
+        (
+            "requisites.correspondent_account",
+            &to.correspondent_account,
+        ),
+        ("deposit_purpose", purpose),
     ];
     for (field, value) in values {
         if value.contains(SEPARATOR) {
@@ -147,11 +151,13 @@ mod tests {
         assert_eq!(read(&written), Some(("0190-a".to_owned(), sum)));
 
         let broken: [(&str, fn(&mut Requisites) -> &mut String); 5] = [
-            ("name", |to| &mut to.name),
-            ("account_number", |to| &mut to.account_number),
-            ("bank_name", |to| &mut to.bank_name),
-            ("bic", |to| &mut to.bic),
-            ("correspondent_account", |to| &mut to.correspondent_account),
+            ("requisites.name", |to| &mut to.name),
+            ("requisites.account_number", |to| &mut to.account_number),
+            ("requisites.bank_name", |to| &mut to.bank_name),
+            ("requisites.bic", |to| &mut to.bic),
+            ("requisites.correspondent_account", |to| {
+                &mut to.correspondent_account
+            }),
         ];
         for (field, value) in broken {
             let mut to = Requisites::default();
@@ -159,10 +165,9 @@ mod tests {
             assert_eq!(check(&to, "Top-up"), Err(SeparatorInField { field }));
         }
         let refused = check(&Requisites::default(), "Top-up|Sum=1").unwrap_err();
-        assert_eq!(refused, SeparatorInField { field: "purpose" });
         assert_eq!(
             refused.to_string(),
-            "purpose contains `|`, which separates the fields of the QR payload; remove it"
+            "deposit_purpose contains `|`, which separates the fields of the QR payload; remove it"
         );
     }
 }
