@@ -2,7 +2,7 @@
 //! on the same stores: the bank has one transfer, the payout one result, and one event is published
 //! (R087, R248).
 
-use std::{os::unix::process::ExitStatusExt, path::Path, process::Stdio, sync::Arc};
+use std::{os::unix::process::ExitStatusExt, path::Path, sync::Arc};
 
 use payments::failpoint;
 use proto::{common::v1 as common, payments::v1 as wire, sandbox::v1::BankFault};
@@ -82,17 +82,21 @@ async fn child_pays_and_is_killed() {
 async fn crash(folder: &Path, flow: Flow, place: &str) {
     let mut child = tokio::process::Command::new(std::env::current_exe().unwrap());
     child
-        .args(["crash::child_pays_and_is_killed", "--exact"])
+        // Without the capture of the test harness, a panic is written to stderr.
+        .args(["crash::child_pays_and_is_killed", "--exact", "--nocapture"])
         .env(FOLDER, folder)
         .env(FLOW, format!("{flow:?}"))
         .env("PLATFORM_CRASH_AT", place)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
         .kill_on_drop(true);
-    let ended = tokio::time::timeout(2 * PATIENCE, child.status()).await;
-    let status = ended.expect("the process ends in time").unwrap();
-    let signal = status.signal();
-    assert_eq!(signal, Some(SIGABRT), "{flow:?}: {place} was not reached");
+    let ended = tokio::time::timeout(2 * PATIENCE, child.output()).await;
+    let output = ended.expect("the process ends in time").unwrap();
+    let signal = output.status.signal();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let failure = format!(
+        "{flow:?}: {place} was not reached: {}\n{stderr}",
+        output.status
+    );
+    assert_eq!(signal, Some(SIGABRT), "{failure}");
 }
 
 /// What the killed process has left: the number of transfers at the bank, the payout's status, and
@@ -165,7 +169,7 @@ async fn assert_survives_every_crash(flow: Flow) {
     ] {
         let folder = Folder::temporary();
         crash(folder.path(), flow, place).await;
-        // The kill left the state that this place stands for.
+        // The stores have the state of the kill at this place.
         let left = stored(folder.path()).await;
         let expected = (transfers, status.to_owned(), is_known);
         assert_eq!(left, expected, "{flow:?} {place}");
