@@ -25,8 +25,8 @@ const SLEEP_MS_MAX: u64 = 2_000;
 const SLEEP_MS_MIN: u64 = 20;
 /// Pause after a failed reconciliation at the cut-off.
 const CUT_OFF_RETRY_MS: u64 = 30_000;
-/// How many days back a missed day is reconciled. Bounds the work after a long downtime: the
-/// amounts are today's for each of these days.
+/// How many days back a missed day is reconciled. Bounds the reports after a long downtime: all of
+/// them have today's amounts.
 const CATCH_UP_DAYS: i64 = 31;
 
 const ALERT_GROUP: &str = "payments.alerts";
@@ -105,23 +105,23 @@ pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
     }
 }
 
-/// Reconciles the past [`CATCH_UP_DAYS`] days that have no report, oldest first.
+/// Reconciles the open days of the past [`CATCH_UP_DAYS`] together.
 async fn close_days_before(gateway: &Gateway, today: BusinessDay) -> Result<(), Fault> {
+    let mut open = Vec::new();
     for number in today.number() - CATCH_UP_DAYS..today.number() {
-        close_day(gateway, BusinessDay::from_number(number)).await?;
-    }
-    Ok(())
-}
-
-/// Reconciles a past day, unless it has a report or precedes the first intent.
-async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
-    let db = gateway.db.read();
-    if !intents::any_before(db, day.end_us()).await? || reports::is_closed(db, day).await? {
-        return Ok(());
+        let day = BusinessDay::from_number(number);
+        if is_open(gateway, day).await? {
+            open.push(day);
+        }
     }
     let correlation_id = rpc::Context::new("payments").correlation_id;
-    gateway.reconcile(day, None, &correlation_id).await?;
-    Ok(())
+    gateway.reconcile_past_days(&open, &correlation_id).await
+}
+
+/// Whether a past day has no report and does not precede the first intent.
+async fn is_open(gateway: &Gateway, day: BusinessDay) -> Result<bool, Fault> {
+    let db = gateway.db.read();
+    Ok(intents::any_before(db, day.end_us()).await? && !reports::is_closed(db, day).await?)
 }
 
 /// Delivers alerts to their receivers.

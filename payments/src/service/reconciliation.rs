@@ -46,24 +46,52 @@ impl Gateway {
             }
             return Ok((stored, true));
         }
-        let began = Instant::now();
-        let mut comparisons = 1;
-        let assessment = loop {
-            let assessment = self.read_both_sides(correlation_id).await?;
-            let enough = comparisons >= self.config.reconcile_readings.max(1);
-            if assessment.unexplained == Rub::ZERO || enough {
-                break assessment;
-            }
-            comparisons += 1;
-            tokio::time::sleep(Duration::from_millis(self.config.reconcile_pause_ms)).await;
+        let report = self
+            .assess_and_store(&[], day, idempotency_key, correlation_id)
+            .await?;
+        Ok((report, false))
+    }
+
+    /// Reconciles past days, oldest first, with one assessment. Each day gets a report with its
+    /// amounts. A difference raises one alert, with the report of the newest day.
+    pub async fn reconcile_past_days(
+        &self,
+        days: &[BusinessDay],
+        correlation_id: &str,
+    ) -> Result<(), Fault> {
+        let Some((newest, older)) = days.split_last() else {
+            return Ok(());
         };
-        let report = Report {
+        let _one_at_a_time = self.reconciling.lock().await;
+        self.assess_and_store(older, *newest, None, correlation_id)
+            .await?;
+        Ok(())
+    }
+
+    /// Assesses once and stores a report for each day in one transaction. Only the newest day has
+    /// the key and the alert; returns its report. The caller holds `reconciling`.
+    async fn assess_and_store(
+        &self,
+        older: &[BusinessDay],
+        newest: BusinessDay,
+        idempotency_key: Option<&str>,
+        correlation_id: &str,
+    ) -> Result<Report, Fault> {
+        let began = Instant::now();
+        let assessment = self.assess(correlation_id).await?;
+        let created_at_us = clock::now_us();
+        // The ids of one process are ordered, so the newest day is the latest report.
+        let report_of = |day: BusinessDay| Report {
             report_id: Uuid::now_v7().to_string(),
             day,
             assessment,
-            created_at_us: clock::now_us(),
+            created_at_us,
         };
         let mut tx = self.db.write().await?;
+        for day in older {
+            reports::insert_in_tx(&mut tx, &report_of(*day), None).await?;
+        }
+        let report = report_of(newest);
         reports::insert_in_tx(&mut tx, &report, idempotency_key).await?;
         if !assessment.balanced() {
             let alert = emit::reconciliation_alert(&report, correlation_id);
@@ -72,22 +100,22 @@ impl Gateway {
         tx.commit().await?;
         metrics::histogram!("reconciliation_duration_seconds")
             .record(began.elapsed().as_secs_f64());
-        let result = match (assessment.balanced(), assessment.unexplained == Rub::ZERO) {
-            (true, true) => "balanced",
-            (false, true) => "explained",
-            (_, false) => "unexplained",
-        };
-        metrics::counter!("reconciliations_total", "result" => result).increment(1);
-        if assessment.balanced() {
-            tracing::info!(report_id = report.report_id, "{assessment}");
-        } else {
-            tracing::error!(
-                report_id = report.report_id,
-                severity = "critical",
-                "{assessment}"
-            );
+        log_result(&report, older.len() + 1);
+        Ok(report)
+    }
+
+    /// Compares until nothing is unexplained, at most `reconcile_readings` times.
+    async fn assess(&self, correlation_id: &str) -> Result<Assessment, Fault> {
+        let mut comparisons = 1;
+        loop {
+            let assessment = self.read_both_sides(correlation_id).await?;
+            let enough = comparisons >= self.config.reconcile_readings.max(1);
+            if assessment.unexplained == Rub::ZERO || enough {
+                return Ok(assessment);
+            }
+            comparisons += 1;
+            tokio::time::sleep(Duration::from_millis(self.config.reconcile_pause_ms)).await;
         }
-        Ok((report, false))
     }
 
     pub async fn latest_report(&self) -> Result<Report, Fault> {
@@ -180,5 +208,22 @@ impl Gateway {
             Ok::<_, Fault>((payout, token))
         });
         asked.buffered(PEER_CALLS).try_collect().await
+    }
+}
+
+/// Counts and logs one assessment, reported for `days` days.
+fn log_result(report: &Report, days: usize) {
+    let assessment = &report.assessment;
+    let result = match (assessment.balanced(), assessment.unexplained == Rub::ZERO) {
+        (true, true) => "balanced",
+        (false, true) => "explained",
+        (_, false) => "unexplained",
+    };
+    metrics::counter!("reconciliations_total", "result" => result).increment(1);
+    let report_id = report.report_id.as_str();
+    if assessment.balanced() {
+        tracing::info!(report_id, days, "{assessment}");
+    } else {
+        tracing::error!(report_id, days, severity = "critical", "{assessment}");
     }
 }

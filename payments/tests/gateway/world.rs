@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -60,6 +60,10 @@ pub struct CfaStub {
     pub is_chain_away: AtomicBool,
     /// Delay of every answer with the supply.
     pub supply_delay: Mutex<Duration>,
+    /// Number of answers with the supply.
+    pub supply_reads: AtomicUsize,
+    /// Number of answers with operations.
+    pub operation_reads: AtomicUsize,
 }
 
 impl CfaStub {
@@ -108,6 +112,7 @@ pub struct Setup {
     pub payments: PaymentsConfig,
     pub bank: BankConfig,
     pub alerts: AlertSinks,
+    pub cfa: Arc<CfaStub>,
     /// Replaces the bank's own address as the target of bank calls.
     pub bank_url: Option<String>,
 }
@@ -168,6 +173,8 @@ impl World {
         let http_url = format!("http://{}", listener.local_addr().unwrap());
         let keys_dir = folder.path().join("keys");
 
+        let cfa = Arc::new(CfaStub::default());
+        cfa.set_supply("0", 1);
         let mut setup = Setup {
             payments: PaymentsConfig {
                 data_dir: folder.path().join("payments"),
@@ -186,6 +193,7 @@ impl World {
                 ..BankConfig::default()
             },
             alerts: AlertSinks::default(),
+            cfa,
             bank_url: None,
         };
         setup.payments.client.retry_pause_ms = 5;
@@ -206,8 +214,7 @@ impl World {
         )
         .await
         .unwrap();
-        let cfa = Arc::new(CfaStub::default());
-        cfa.set_supply("0", 1);
+        let cfa = setup.cfa;
         let identity_calls = Arc::<Mutex<Vec<String>>>::default();
         let payments = payments::start(
             setup.payments,
@@ -705,6 +712,7 @@ async fn get_supply(
     let codec = tonic_prost::ProstCodec::<GetSupplyResponse, GetSupplyRequest>::default();
     let answer = tower::service_fn(|request: Request<GetSupplyRequest>| {
         let instrument_id = request.into_inner().instrument_id;
+        stub.supply_reads.fetch_add(1, Ordering::SeqCst);
         let supply = GetSupplyResponse {
             instrument_id,
             total_supply: Some(common::Decimal {
@@ -728,6 +736,7 @@ async fn list_operations(
     let codec = tonic_prost::ProstCodec::<ListOperationsResponse, ListOperationsRequest>::default();
     let answer = tower::service_fn(|request: Request<ListOperationsRequest>| {
         let ask = request.into_inner();
+        stub.operation_reads.fetch_add(1, Ordering::SeqCst);
         let operations = stub.operations.lock().unwrap();
         let known = operations.get(&ask.external_ref).cloned();
         let fits = |operation: &CfaOperation| {
