@@ -19,7 +19,7 @@ pub fn run() -> anyhow::Result<()> {
     // The default member alone.
     shell::run(&root, "cargo", &["build", "--release", "--locked"])?;
     println!("demo: cargo run --release");
-    let folder = shell::target(&root).join("demo");
+    let folder = shell::target()?.join("demo");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).context("remains of an earlier run")?;
     }
@@ -35,7 +35,7 @@ pub fn run() -> anyhow::Result<()> {
     println!("demo: cargo run --release -- demo");
     let demo = ["run", "--release", "--locked", "--", "demo"];
     shell::run(&root, "cargo", &demo)?;
-    let binary = shell::target(&root).join("release/platform");
+    let binary = shell::target()?.join("release/platform");
     let binary = binary.to_string_lossy();
     // `--workspace`: the build reuses the artifacts of `cargo test --workspace`.
     let test = ["test", "--workspace", "--test", "lifecycle", "--"];

@@ -17,7 +17,7 @@ const DATABASE: &str = "https://github.com/rustsec/advisory-db";
 /// is unreachable.
 pub fn run(advisories: bool) -> anyhow::Result<()> {
     let root = shell::root();
-    let tools = shell::target(&root).join("tools");
+    let tools = shell::target()?.join("tools");
     let tool = tools.join("bin").join("cargo-deny");
     let tool = tool.to_string_lossy();
     let is_there = tools.join("bin").join("cargo-deny").is_file()

@@ -29,7 +29,7 @@ pub fn run() -> anyhow::Result<()> {
         std::env::consts::ARCH,
         std::env::consts::OS
     );
-    let dist = shell::target(&root).join("dist");
+    let dist = shell::target()?.join("dist");
     let folder = dist.join(&name);
     let binary = folder.join("platform");
     fill(&root, &files, &folder).with_context(|| format!("cannot fill {}", folder.display()))?;

@@ -68,7 +68,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     );
     let host = shell::host(root)?;
     // A separate folder: its flags differ from those of every other build.
-    let target = shell::target(root).join("fuzz");
+    let target = shell::target()?.join("fuzz");
     // With `--target`, RUSTFLAGS do not apply to build scripts and macros.
     let args = [
         "build",
@@ -91,7 +91,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
 /// Runs one target on its corpus, which is kept for the next run.
 fn fuzz(root: &Path, fuzzer: &Path, name: &str, seconds: u64) -> anyhow::Result<()> {
     let folder = |kind: &str| -> anyhow::Result<String> {
-        let folder = shell::target(root).join("fuzz").join(kind).join(name);
+        let folder = shell::target()?.join("fuzz").join(kind).join(name);
         std::fs::create_dir_all(&folder)?;
         Ok(folder.to_string_lossy().into_owned())
     };

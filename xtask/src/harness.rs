@@ -94,7 +94,7 @@ fn build() -> anyhow::Result<PathBuf> {
         "cargo",
         &["build", "--release", "--package", "harness"],
     )?;
-    Ok(shell::target(&root).join("release/libharness.so"))
+    Ok(shell::target()?.join("release/libharness.so"))
 }
 
 /// Runs the conformance gate, which compares reports and book of each case with those of other

@@ -10,7 +10,7 @@ use crate::shell;
 /// comparison with the naive book is left out: it would take hours.
 pub fn run() -> anyhow::Result<()> {
     let root = shell::root();
-    let target = shell::target(&root).join("miri");
+    let target = shell::target()?.join("miri");
     let target = target.to_string_lossy();
     for which in [&["--lib", "--", "slab"][..], &["--test", "rules"]] {
         let words = [&["+nightly", "miri", "test", "--package", "engine"], which].concat();

@@ -3,8 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
+use serde_json::Value;
 
 /// Root of the workspace, independent of the current directory.
 ///
@@ -19,13 +21,35 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Cargo's target directory. A relative `CARGO_TARGET_DIR` is relative to `root`, where the tasks
-/// start cargo.
-pub fn target(root: &Path) -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(target) => root.join(target),
-        None => root.join("target"),
+/// Cargo's target directory for this workspace, as environment and configuration select it. It is
+/// read once.
+///
+/// # Errors
+/// `cargo metadata` fails.
+pub fn target() -> anyhow::Result<PathBuf> {
+    static TARGET: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(target) = TARGET.get() {
+        return Ok(target.clone());
     }
+    let target = target_by(&mut command("cargo"))?;
+    Ok(TARGET.get_or_init(|| target).clone())
+}
+
+fn target_by(cargo: &mut Command) -> anyhow::Result<PathBuf> {
+    let output = cargo
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("cannot start `cargo metadata`")?;
+    if !output.status.success() {
+        bail!("`cargo metadata` ended with {}", output.status);
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let target = metadata["target_directory"].as_str();
+    Ok(target
+        .context("cargo metadata has no target directory")?
+        .into())
 }
 
 /// Host triple of the compiler.
@@ -72,7 +96,7 @@ pub fn build_release(package: &str, binary: &str) -> anyhow::Result<PathBuf> {
         binary,
     ];
     run(&root, "cargo", &args)?;
-    Ok(target(&root).join("release").join(binary))
+    Ok(target()?.join("release").join(binary))
 }
 
 /// Installs a folder's npm tools if they are missing: with `npm ci` if the folder has a lock file,
@@ -146,4 +170,22 @@ pub fn stdout_of(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<Str
         .output()
         .with_context(|| format!("cannot start `{program}`"))?;
     String::from_utf8(output.stdout).context("the output is not UTF-8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_directory_is_the_one_that_cargo_uses() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"] {
+            let mut cargo = command("cargo");
+            cargo
+                .env_remove("CARGO_TARGET_DIR")
+                .env(name, folder.path());
+            let target = target_by(&mut cargo).expect("a target directory");
+            assert_eq!(target, folder.path(), "{name}");
+        }
+    }
 }

@@ -66,14 +66,13 @@ fn run(
     bounds: &[(&str, &str)],
     after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Value> {
-    let root = shell::root();
-    let folder = shell::target(&root).join("bench-wire");
+    let folder = shell::target()?.join("bench-wire");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).context("remains of an earlier run")?;
     }
     std::fs::create_dir_all(&folder)?;
     let data = folder.join("data");
-    let binary = shell::target(&root).join("release/platform");
+    let binary = shell::target()?.join("release/platform");
     let mut program = shell::command(&binary.to_string_lossy());
     program
         .args(["--json", "run", "--data-dir"])
