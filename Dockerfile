@@ -9,6 +9,8 @@ RUN cargo build --release --locked --package node --bin platform && strip target
 FROM debian:bookworm-slim
 RUN useradd --system --home /data platform && install -d -o platform /data
 COPY --from=build /src/target/release/platform /usr/local/bin/platform
+# THIRD-PARTY.md is only in the release archive: `cargo xtask dist` needs the git repository.
+COPY LICENSE /usr/share/doc/platform/LICENSE
 USER platform
 WORKDIR /data
 VOLUME /data
