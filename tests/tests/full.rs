@@ -122,7 +122,7 @@ async fn order_is_in_sequence(brokers: &str, instrument: &str, order_id: &str, s
         assert_eq!(one.partition, next.partition, "{events:?}");
         assert!(one.offset < next.offset, "{events:?}");
     }
-    let told = events.iter().map(|delivery| {
+    let names = events.iter().map(|delivery| {
         let event = &delivery.record.event;
         let payload = &*event.payload;
         match event.short_type() {
@@ -153,7 +153,7 @@ async fn order_is_in_sequence(brokers: &str, instrument: &str, order_id: &str, s
         "trade 2",
         "cancelled",
     ];
-    assert_eq!(told.collect::<Vec<_>>(), expected);
+    assert_eq!(names.collect::<Vec<_>>(), expected);
 }
 
 /// Redeems roubles and checks the payout, the supply and the balance.
