@@ -14,7 +14,7 @@ use tonic::Code;
 /// Of a known service.
 const METHOD: &str = "dfa.ledger.v1.LedgerService/NoSuchMethod";
 
-/// Status and body, once the answer is complete.
+/// Status and body, once the answer is complete. A chunked body ends with an empty chunk.
 fn complete(answer: &[u8]) -> Option<(u16, String)> {
     let text = String::from_utf8_lossy(answer);
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -24,8 +24,11 @@ fn complete(answer: &[u8]) -> Option<(u16, String)> {
         let is_length = name.eq_ignore_ascii_case("content-length");
         is_length.then(|| value.parse::<usize>().expect("a length"))
     });
-    let length = length.unwrap_or_else(|| panic!("no length: {head}"));
-    (body.len() >= length).then(|| (status, body.to_owned()))
+    let is_complete = match length {
+        Some(length) => body.len() >= length,
+        None => body.ends_with("0\r\n\r\n"),
+    };
+    is_complete.then(|| (status, body.to_owned()))
 }
 
 /// Sends a part of the body over HTTP/1.1; returns the answer. The rest is never sent.
