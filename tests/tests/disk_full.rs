@@ -327,7 +327,7 @@ async fn scenario(volume: Volume) {
         market.assert_recovers().await;
 
         volume.fill();
-        let names_segment = |health: &str| health.contains("the next segment");
+        let names_segment = |health: &str| health.contains("next segment");
         let health = market.until_failing(names_segment).await;
         println!("full at the roll: {health}");
         assert!(
