@@ -301,7 +301,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// The inner `None` stands for the text of the previous record.
+    /// The inner `None` means the text of the previous record.
     fn own_text(&mut self) -> Option<Option<&'a str>> {
         match self.length()? {
             0 => Some(None),

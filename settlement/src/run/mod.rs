@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - A batch is stored before it is sent, and a step's result before the next step.
-//! - Batches are posted and submitted in sealing order; the ledger is never behind the chain.
+//! - Batches are posted and submitted in sealing order. The ledger posts a batch before the chain
+//!   settles it.
 //! - If one worker ends, all end. After a failure all restart from the ledger's position, with
 //!   growing pauses. Meanwhile the market accepts no orders.
 
