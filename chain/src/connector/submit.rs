@@ -130,18 +130,22 @@ impl Connector {
 
     /// A repeat of a known key.
     async fn submit_again(&self, known: &Stored) -> Result<Submission, ChainError> {
-        if known.included.is_some() {
+        if known.is_final {
             return Ok(known.submission.clone());
         }
         if known.nonce.is_none() {
             return self.renew(known, OnRefusal::Forget).await;
         }
-        let attempt = self.inner.repo.attempt(&known.latest).await?;
+        let attempt = known.included.as_ref().unwrap_or(&known.latest);
+        let attempt = self.inner.repo.attempt(attempt).await?;
         if attempt.cancels {
             return Err(ChainError::Unavailable(format!(
                 "the node refuses transaction {}; it is cancelled before it is tried again",
                 known.submission.tx_hash
             )));
+        }
+        if known.included.is_some() {
+            return Ok(known.submission.clone());
         }
         match self.send(&attempt).await {
             Sent::Accepted => Ok(known.submission.clone()),

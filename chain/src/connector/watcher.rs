@@ -83,14 +83,15 @@ impl Watcher {
     fn report(&self, outcome: &Result<(), ChainError>, health: &rpc::Health) {
         match outcome {
             Ok(()) => {
+                self.set_broken(None);
                 health.set_ok(NODE);
                 health.set_ok(FINALITY);
-                self.set_broken(None);
             }
             Err(error @ ChainError::Reorganised { .. }) => {
+                let is_new = self.set_broken(Some(error.to_string()));
                 health.set_ok(NODE);
                 health.set_failing(FINALITY, error.to_string());
-                if self.set_broken(Some(error.to_string())) {
+                if is_new {
                     metrics::counter!("blockchain_reorganisations_total", "depth" => "final")
                         .increment(1);
                     tracing::error!(%error, severity = "critical", "a final block was replaced");
