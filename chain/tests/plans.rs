@@ -60,7 +60,7 @@ async fn run(node: &Node, chain: &ChainHandle) {
     {
         let mut script = node.script();
         script.remove_blocks(0);
-        script.judge = Some(Box::new(|tx| {
+        script.judge = Some(Box::new(|tx: &TxEnvelope| {
             (!tx.input().is_empty()).then(|| "exceeds block gas limit".into())
         }));
     }

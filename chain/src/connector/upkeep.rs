@@ -37,6 +37,8 @@ const PARKED_MAX: usize = 16;
 const GAP_MAX: u64 = 128;
 /// Signed transactions per nonce. This number of raises multiplies a fee by more than 40.
 const ATTEMPTS_MAX: usize = 32;
+/// Transactions whose visit fails before the round ends: the node, signer or store is away.
+const FAILURES_MAX: u32 = 3;
 /// Rounds after which a transaction is cancelled that no block can contain.
 const REFUSED_ROUNDS: u32 = 3;
 /// Rounds after which a transaction is cancelled that the node refuses in an unknown text.
@@ -48,19 +50,12 @@ const PARKED_ROUNDS: u32 = 15;
 /// Health part.
 const HEALTH: &str = "transactions";
 
-#[derive(Default)]
-struct Trouble {
-    /// Refusals in a row.
-    rounds: u32,
-    /// Head when the node said that the nonce is used.
-    used_at: Option<u64>,
-}
-
 pub(crate) struct Upkeep {
     connector: Connector,
     /// Between two rounds.
     interval: Duration,
-    troubles: HashMap<u64, Trouble>,
+    /// Refusals in a row, by nonce.
+    troubles: HashMap<u64, u32>,
     /// Missing nonces and the rounds since they are missing.
     gaps: HashMap<u64, u32>,
     /// Rounds until a parked submission is tried again, by key.
@@ -126,12 +121,18 @@ impl Upkeep {
         let waiting = self.connector.inner.repo.waiting(WAITING_MAX).await?;
         let nonces: HashSet<u64> = waiting.iter().map(|(_, attempt)| attempt.nonce).collect();
         self.troubles.retain(|nonce, _| nonces.contains(nonce));
-        let mut is_first = true;
-        for (stored, attempt) in &waiting {
-            if !self.connector.is_marked(attempt.nonce) {
-                self.visit(stored, attempt, is_first).await?;
+        let mut failures = 0;
+        for (position, (stored, attempt)) in waiting.iter().enumerate() {
+            if self.connector.is_marked(attempt.nonce) {
+                continue;
             }
-            is_first = false;
+            if let Err(error) = self.visit(stored, attempt, position == 0).await {
+                self.add_note(attempt, &error.to_string());
+                failures += 1;
+                if failures >= FAILURES_MAX {
+                    return Err(error);
+                }
+            }
         }
         self.fill_gaps().await?;
         self.renew_parked().await
@@ -157,7 +158,7 @@ impl Upkeep {
             Sent::Refused(Meaning::NonceTaken, _) => {
                 self.replace_if_due(stored, attempt, is_first).await
             }
-            Sent::Refused(Meaning::NonceTooLow, _) => self.nonce_used(stored, attempt.nonce).await,
+            Sent::Refused(Meaning::NonceTooLow, _) => self.nonce_used(stored, attempt).await,
             Sent::Refused(Meaning::Underpriced, _) => self.replace(stored, attempt).await,
             Sent::Refused(Meaning::NoFunds, reason) => {
                 let operator = self.connector.operator();
@@ -280,12 +281,12 @@ impl Upkeep {
         reason: &str,
     ) -> Result<(), ChainError> {
         self.add_note(attempt, reason);
-        let trouble = self.troubles.entry(attempt.nonce).or_default();
-        trouble.rounds += 1;
-        if attempt.cancels || trouble.rounds < rounds {
+        let refusals = self.troubles.entry(attempt.nonce).or_default();
+        *refusals += 1;
+        if attempt.cancels || *refusals < rounds {
             return Ok(());
         }
-        trouble.rounds = 0;
+        *refusals = 0;
         let provider = &self.connector.inner.provider;
         let known = provider.get_transaction_by_hash(attempt.tx_hash.raw());
         if known.await?.is_some() {
@@ -307,40 +308,27 @@ impl Upkeep {
 
     /// Parks a submission whose nonce a transaction of another program used.
     ///
-    /// All blocks up to the cursor are final and were searched for every attempt. So the user of
-    /// the nonce is final too, once the cursor reaches the head at which the node said so.
-    async fn nonce_used(&mut self, stored: &Stored, nonce: u64) -> Result<(), ChainError> {
-        let trouble = self.troubles.entry(nonce).or_default();
-        let used_at = match trouble.used_at {
-            Some(used_at) => used_at,
-            None => {
-                let Ok(head) = self.connector.block_number().await else {
-                    return Ok(());
-                };
-                *trouble.used_at.insert(head)
-            }
+    /// All blocks up to the cursor are final and were searched for every attempt. If the account's
+    /// nonce is higher in the state after the cursor's block, the user of the nonce is final too
+    /// and none of the attempts.
+    async fn nonce_used(&mut self, stored: &Stored, attempt: &Attempt) -> Result<(), ChainError> {
+        let inner = &self.connector.inner;
+        let nonce = attempt.nonce;
+        let Some((cursor, _)) = inner.repo.cursor().await? else {
+            return Ok(());
         };
-        let repo = &self.connector.inner.repo;
-        if repo
-            .cursor()
-            .await?
-            .is_none_or(|(number, _)| number < used_at)
-        {
+        let count = inner.provider.get_transaction_count(inner.signer.address());
+        if count.number(cursor).await? <= nonce {
             return Ok(());
         }
-        for attempt in repo.attempts(&stored.key, nonce).await? {
-            if self
-                .connector
-                .unconfirmed_receipt(&attempt)
-                .await?
-                .is_some()
-            {
+        for hash in inner.repo.attempts(&stored.key, nonce).await? {
+            if self.connector.unconfirmed_receipt(&hash).await?.is_some() {
                 return Ok(());
             }
         }
         tracing::warn!(nonce, tx_hash = %stored.submission.tx_hash,
             "another program used the nonce of a transaction, which gets a new one");
-        repo.park(stored, nonce).await
+        inner.repo.park(stored, nonce).await
     }
 
     async fn fill_gaps(&mut self) -> Result<(), ChainError> {

@@ -224,7 +224,7 @@ impl Script {
 
     fn block(&self, number: &Value) -> Option<&Mined> {
         match number.as_str().expect("a number") {
-            "latest" => self.blocks.last(),
+            "latest" | "pending" => self.blocks.last(),
             text => self.blocks.get(quantity(text) as usize),
         }
     }
@@ -242,7 +242,12 @@ impl Script {
                 "gasUsedRatio": [0.5],
                 "reward": [["0x1"]],
             }),
-            "eth_getTransactionCount" => json!(format!("{:#x}", self.next_nonce())),
+            "eth_getTransactionCount" => {
+                let last = self.block(&params[1]).expect("a block").header.number;
+                let blocks = self.blocks.iter().take(last as usize + 1);
+                let count: usize = blocks.map(|block| block.transactions.len()).sum();
+                json!(format!("{count:#x}"))
+            }
             "eth_getBlockByNumber" => self.block(&params[0]).map_or(Value::Null, block_json),
             "eth_getBlockReceipts" => self.block(&params[0]).map_or(Value::Null, |block| {
                 let transactions = block.transactions.iter();

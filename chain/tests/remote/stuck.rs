@@ -16,7 +16,7 @@ fn refusing(
     key: &'static str,
     text: &'static str,
 ) -> Option<Box<dyn Fn(&TxEnvelope) -> Option<String> + Send>> {
-    Some(Box::new(move |tx| {
+    Some(Box::new(move |tx: &TxEnvelope| {
         (tx.input()[..] == *key.as_bytes()).then(|| text.to_owned())
     }))
 }
@@ -317,7 +317,7 @@ async fn r064_an_account_without_coins_is_named_and_frees_its_nonces() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
     node.script().balance = 0;
-    node.script().judge = Some(Box::new(|_| {
+    node.script().judge = Some(Box::new(|_: &TxEnvelope| {
         Some("Upfront cost exceeds account balance".into())
     }));
     let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
