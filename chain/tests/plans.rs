@@ -129,7 +129,7 @@ async fn no_statement_of_the_connector_scans_a_table() {
         "FROM attempt JOIN submission ON submission.key = attempt.key WHERE attempt.tx_hash IN",
         "FROM submission JOIN attempt",
         "FROM submission WHERE key =",
-        "AND nonce IS NULL LIMIT",
+        "AND nonce IS NULL AND rowid >",
         "SELECT nonce FROM submission WHERE nonce >=",
         "UPDATE submission SET latest =",
         "UPDATE submission SET included = NULL",

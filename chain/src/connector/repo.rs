@@ -64,9 +64,9 @@ impl Ours {
         !self.cancels
     }
 
-    /// A filler has no call: it was only sent for its nonce.
+    /// A filler has no call: it was only sent for its nonce. Its fee may have been raised.
     pub fn is_filler(&self) -> bool {
-        self.cancels && self.attempt == self.submission
+        is_filler_key(&self.key)
     }
 }
 
@@ -89,6 +89,9 @@ pub(super) struct Identity {
 
 /// A read block: number and hash.
 pub(super) type ReadBlock = (u64, TxHash);
+
+/// Begins the keys of fillers. No caller's key begins with it.
+const FILLER: &str = "filler:";
 
 macro_rules! columns {
     () => {
@@ -212,18 +215,21 @@ impl Repo {
         rows.iter().map(pair).collect()
     }
 
-    /// Submissions without a nonce.
-    pub async fn parked(&self, limit: usize) -> Result<Vec<Stored>, ChainError> {
+    /// Submissions without a nonce, after a row. Each with the number of its row.
+    pub async fn parked(&self, after: i64, limit: usize) -> Result<Vec<(i64, Stored)>, ChainError> {
         let rows = sqlx::query(concat!(
-            "SELECT ",
+            "SELECT rowid AS number, ",
             columns!(),
             " FROM submission WHERE block_number IS NULL AND included_block IS NULL \
-             AND nonce IS NULL LIMIT $1",
+             AND nonce IS NULL AND rowid > $1 ORDER BY rowid LIMIT $2",
         ))
+        .bind(after)
         .bind(limit as i64)
         .fetch_all(self.db.read())
         .await?;
-        rows.iter().map(decode).collect()
+        let numbered =
+            |row: &SqliteRow| Ok::<(i64, Stored), ChainError>((row.get("number"), decode(row)?));
+        rows.iter().map(numbered).collect()
     }
 
     /// Nonces of submissions in the range `from..to`.
@@ -369,7 +375,7 @@ impl Repo {
     /// is deleted.
     pub async fn park(&self, stored: &Stored, nonce: u64) -> Result<(), ChainError> {
         let mut tx = self.db.write().await?;
-        let is_filler = stored.key == filler_key(nonce);
+        let is_filler = is_filler_key(&stored.key);
         let statement = if is_filler {
             "DELETE FROM submission \
              WHERE key = $1 AND nonce = $2 AND included_block IS NULL AND block_number IS NULL"
@@ -539,7 +545,11 @@ impl Repo {
 
 /// Key of the transaction that fills a nonce without a submission.
 pub(super) fn filler_key(nonce: u64) -> String {
-    format!("filler:{nonce}")
+    format!("{FILLER}{nonce}")
+}
+
+fn is_filler_key(key: &str) -> bool {
+    key.starts_with(FILLER)
 }
 
 async fn finalise_in_tx(

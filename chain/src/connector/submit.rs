@@ -35,8 +35,10 @@ const TRANSFER_GAS: u64 = 21_000;
 /// Answer of the node to a sent transaction.
 #[derive(Debug)]
 pub(super) enum Sent {
-    /// The node has the transaction, or a block contains it.
+    /// The node has the transaction.
     Accepted,
+    /// A block of the node contains it.
+    InBlock,
     /// The node does not have it and refuses these bytes.
     Refused(Meaning, String),
     /// The node refused with a text that is not known. It may have the transaction.
@@ -104,7 +106,7 @@ impl Connector {
                 contract: self.contract(call.to.is_none(), attempt.nonce),
             };
             let (meaning, reason) = match self.send(&attempt).await {
-                Sent::Accepted => {
+                Sent::Accepted | Sent::InBlock => {
                     count("SUBMITTED");
                     return Ok(submission);
                 }
@@ -148,7 +150,7 @@ impl Connector {
             return Ok(known.submission.clone());
         }
         match self.send(&attempt).await {
-            Sent::Accepted => Ok(known.submission.clone()),
+            Sent::Accepted | Sent::InBlock => Ok(known.submission.clone()),
             // The stored transaction is resent and can still enter a block: the refusal is not
             // final.
             Sent::Refused(_, reason) | Sent::Unclear(reason) | Sent::Away(reason) => {
@@ -192,7 +194,7 @@ impl Connector {
             contract,
         };
         let (meaning, reason) = match self.send(&attempt).await {
-            Sent::Accepted => {
+            Sent::Accepted | Sent::InBlock => {
                 count("RENEWED");
                 return Ok(submission);
             }
@@ -364,9 +366,11 @@ impl Connector {
         })
     }
 
-    /// Fees for a new transaction, within the configured cap.
+    /// Fees for a new transaction, within the configured cap. Every failure is `Unavailable`: it
+    /// is no refusal of a transaction, after which a caller would give the call up.
     pub(super) async fn estimate_fees(&self) -> Result<Fees, ChainError> {
-        let fees = self.inner.provider.estimate_eip1559_fees().await?;
+        let fees = self.inner.provider.estimate_eip1559_fees().await;
+        let fees = fees.map_err(|error| ChainError::Unavailable(error.to_string()))?;
         let fees = Fees {
             max: fees.max_fee_per_gas,
             priority: fees.max_priority_fee_per_gas,
@@ -386,7 +390,7 @@ impl Connector {
             Meaning::AlreadyKnown => Sent::Accepted,
             Meaning::Unknown => Sent::Unclear(reason),
             Meaning::NonceTooLow => match self.unconfirmed_receipt(&attempt.tx_hash).await {
-                Ok(Some(_)) => Sent::Accepted,
+                Ok(Some(_)) => Sent::InBlock,
                 Ok(None) => Sent::Refused(Meaning::NonceTooLow, reason),
                 Err(error) => Sent::Away(error.to_string()),
             },

@@ -11,6 +11,10 @@
 //! | refuses it in 3 rounds, or in an unknown text in 15 | cancels it: a transfer gets the nonce |
 //! | says that its nonce is used | parks it once this is final and no attempt of it is the user |
 //!
+//! A visit holds the lock of the key and reads the submission again: the transaction may have been
+//! withdrawn since the round began. Sent after that, its call would act although the caller was
+//! told that it does not.
+//!
 //! A parked submission, the call of a cancelled one among them, gets a new nonce. Its key and hash
 //! stay. The old nonce is used up in a final block before, so the call acts once.
 //!
@@ -47,6 +51,10 @@ const UNCLEAR_ROUNDS: u32 = 15;
 const GAP_ROUNDS: u32 = 3;
 /// Rounds between two attempts for a parked submission that the node refuses.
 const PARKED_ROUNDS: u32 = 15;
+/// Parked submissions with a pause.
+const PAUSED_MAX: usize = 1_024;
+/// Limit of a node's text in health, in characters.
+const REASON_MAX: usize = 300;
 /// Health part.
 const HEALTH: &str = "transactions";
 
@@ -58,8 +66,15 @@ pub(crate) struct Upkeep {
     troubles: HashMap<u64, u32>,
     /// Missing nonces and the rounds since they are missing.
     gaps: HashMap<u64, u32>,
+    /// Nonces whose last visit failed: they are visited last.
+    failed: HashSet<u64>,
+    /// Lowest waiting nonce, and the last read block when it became that.
+    first: Option<u64>,
+    first_since: u64,
     /// Rounds until a parked submission is tried again, by key.
     paused: HashMap<String, u32>,
+    /// Last visited row of the parked ones; 0: the next round begins with the first row.
+    parked_after: i64,
     /// What is wrong in this round.
     notes: Vec<String>,
     /// Fees in this round.
@@ -73,7 +88,11 @@ impl Upkeep {
             interval,
             troubles: HashMap::new(),
             gaps: HashMap::new(),
+            failed: HashSet::new(),
+            first: None,
+            first_since: 0,
             paused: HashMap::new(),
+            parked_after: 0,
             notes: Vec::new(),
             estimate: None,
         }
@@ -97,6 +116,9 @@ impl Upkeep {
                 Ok(()) => health.set(HEALTH, self.note().as_deref()),
                 Err(error) => {
                     tracing::warn!(%error, "transactions in no read block: the round failed");
+                    if let Some(note) = self.note() {
+                        health.set_failing(HEALTH, note);
+                    }
                 }
             }
         }
@@ -119,32 +141,58 @@ impl Upkeep {
             return Ok(());
         }
         let waiting = self.connector.inner.repo.waiting(WAITING_MAX).await?;
-        let nonces: HashSet<u64> = waiting.iter().map(|(_, attempt)| attempt.nonce).collect();
-        self.troubles.retain(|nonce, _| nonces.contains(nonce));
+        self.compare(&waiting);
+        let (failed, others): (Vec<_>, Vec<_>) =
+            (waiting.iter()).partition(|(_, attempt)| self.failed.contains(&attempt.nonce));
         let mut failures = 0;
-        for (position, (stored, attempt)) in waiting.iter().enumerate() {
+        let mut away = None;
+        for (stored, attempt) in others.into_iter().chain(failed) {
             if self.connector.is_marked(attempt.nonce) {
                 continue;
             }
-            if let Err(error) = self.visit(stored, attempt, position == 0).await {
-                self.add_note(attempt, &error.to_string());
-                failures += 1;
-                if failures >= FAILURES_MAX {
-                    return Err(error);
-                }
+            let Err(error) = self.visit(stored, attempt).await else {
+                self.failed.remove(&attempt.nonce);
+                continue;
+            };
+            self.failed.insert(attempt.nonce);
+            self.add_note(attempt, &error.to_string());
+            failures += 1;
+            if failures >= FAILURES_MAX {
+                away = Some(error);
+                break;
             }
         }
         self.fill_gaps().await?;
-        self.renew_parked().await
+        self.renew_parked().await?;
+        away.map_or(Ok(()), Err)
     }
 
-    /// `is_first`: the transaction with the lowest nonce. The others may only wait for it.
-    async fn visit(
-        &mut self,
-        stored: &Stored,
-        attempt: &Attempt,
-        is_first: bool,
-    ) -> Result<(), ChainError> {
+    /// Compares the waiting transactions with those of the round before.
+    fn compare(&mut self, waiting: &[(Stored, Attempt)]) {
+        let nonces: HashSet<u64> = waiting.iter().map(|(_, attempt)| attempt.nonce).collect();
+        self.troubles.retain(|nonce, _| nonces.contains(nonce));
+        self.failed.retain(|nonce| nonces.contains(nonce));
+        let first = waiting.first().map(|(_, attempt)| attempt.nonce);
+        if self.first.is_some() && self.first != first {
+            self.first_since = self.connector.read_tip();
+        }
+        self.first = first;
+    }
+
+    /// Sends a transaction again, if it still waits.
+    async fn visit(&mut self, stored: &Stored, attempt: &Attempt) -> Result<(), ChainError> {
+        let inner = &self.connector.inner;
+        let _held = inner.keys.lock(stored.key.as_str()).await;
+        let now = inner.repo.by_key(&stored.key).await?;
+        let is_waiting = now.is_some_and(|now| {
+            now.nonce == Some(attempt.nonce)
+                && now.latest == attempt.tx_hash
+                && now.included.is_none()
+                && !now.is_final
+        });
+        if !is_waiting {
+            return Ok(());
+        }
         match self.connector.send(attempt).await {
             Sent::Away(reason) => {
                 // A node that answers other requests does not take this one: too large, perhaps.
@@ -153,11 +201,14 @@ impl Upkeep {
             }
             Sent::Accepted => {
                 self.troubles.remove(&attempt.nonce);
-                self.replace_if_due(stored, attempt, is_first).await
+                self.replace_if_due(stored, attempt).await
             }
-            Sent::Refused(Meaning::NonceTaken, _) => {
-                self.replace_if_due(stored, attempt, is_first).await
+            // The watcher reads the block.
+            Sent::InBlock => {
+                self.troubles.remove(&attempt.nonce);
+                Ok(())
             }
+            Sent::Refused(Meaning::NonceTaken, _) => self.replace_if_due(stored, attempt).await,
             Sent::Refused(Meaning::NonceTooLow, _) => self.nonce_used(stored, attempt).await,
             Sent::Refused(Meaning::Underpriced, _) => self.replace(stored, attempt).await,
             Sent::Refused(Meaning::NoFunds, reason) => {
@@ -173,11 +224,11 @@ impl Upkeep {
     }
 
     fn add_note(&mut self, attempt: &Attempt, reason: &str) {
-        tracing::warn!(nonce = attempt.nonce, tx_hash = %attempt.tx_hash, reason, "transaction waits");
-        self.notes.push(format!(
-            "transaction {} (nonce {}): {reason}",
-            attempt.tx_hash, attempt.nonce
-        ));
+        let (nonce, tx_hash) = (attempt.nonce, attempt.tx_hash);
+        let reason: String = reason.chars().take(REASON_MAX).collect();
+        tracing::warn!(nonce, %tx_hash, reason, "transaction waits");
+        self.notes
+            .push(format!("transaction {tx_hash} (nonce {nonce}): {reason}"));
     }
 
     async fn estimate(&mut self) -> Result<Fees, ChainError> {
@@ -189,18 +240,21 @@ impl Upkeep {
         Ok(fees)
     }
 
-    /// Raises the fee of a transaction that enough read blocks do not contain.
+    /// Raises the fee of a transaction that enough read blocks do not contain. The blocks in which
+    /// the lowest nonce waited for a lower one do not count. Higher nonces may wait for the lowest
+    /// one only, so their fee must also be below the present one.
     async fn replace_if_due(
         &mut self,
         stored: &Stored,
         attempt: &Attempt,
-        is_first: bool,
     ) -> Result<(), ChainError> {
         let after = self.connector.inner.settings.replace_after_blocks;
-        let age = self
-            .connector
-            .read_tip()
-            .saturating_sub(attempt.signed_block);
+        let is_first = self.first == Some(attempt.nonce);
+        let since = match is_first {
+            true => attempt.signed_block.max(self.first_since),
+            false => attempt.signed_block,
+        };
+        let age = self.connector.read_tip().saturating_sub(since);
         if after == 0 || age < after {
             return Ok(());
         }
@@ -252,16 +306,19 @@ impl Upkeep {
             return Ok(());
         }
         match self.connector.send(next).await {
-            Sent::Accepted => {
+            Sent::Accepted | Sent::InBlock => {
                 tracing::info!(nonce = next.nonce, old = %attempt.tx_hash, new = %next.tx_hash,
                     status, "transaction replaced");
                 count(status);
                 Ok(())
             }
-            Sent::Refused(_, reason) => {
+            Sent::Refused(meaning, reason) => {
                 repo.drop_attempt(&stored.key, &next.tx_hash, &attempt.tx_hash)
                     .await?;
-                self.add_note(attempt, &reason);
+                // Otherwise a block contains the nonce by now.
+                if meaning != Meaning::NonceTooLow {
+                    self.add_note(attempt, &reason);
+                }
                 Ok(())
             }
             Sent::Unclear(reason) => {
@@ -314,11 +371,12 @@ impl Upkeep {
     async fn nonce_used(&mut self, stored: &Stored, attempt: &Attempt) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
         let nonce = attempt.nonce;
-        let Some((cursor, _)) = inner.repo.cursor().await? else {
+        let Some((_, cursor)) = inner.repo.cursor().await? else {
             return Ok(());
         };
+        // By hash: a second node on another branch or chain may have another block of this number.
         let count = inner.provider.get_transaction_count(inner.signer.address());
-        if count.number(cursor).await? <= nonce {
+        if count.hash(cursor.raw()).await? <= nonce {
             return Ok(());
         }
         for hash in inner.repo.attempts(&stored.key, nonce).await? {
@@ -350,8 +408,11 @@ impl Upkeep {
         for nonce in missing {
             let rounds = self.gaps.entry(nonce).or_default();
             *rounds += 1;
-            if *rounds >= GAP_ROUNDS {
-                self.connector.fill(nonce).await?;
+            if *rounds >= GAP_ROUNDS
+                && let Err(error) = self.connector.fill(nonce).await
+            {
+                self.notes
+                    .push(format!("nonce {nonce} without a transaction: {error}"));
             }
         }
         Ok(())
@@ -359,10 +420,19 @@ impl Upkeep {
 
     /// Gives parked submissions a new nonce.
     async fn renew_parked(&mut self) -> Result<(), ChainError> {
-        let parked = self.connector.inner.repo.parked(PARKED_MAX).await?;
-        self.paused
-            .retain(|key, _| parked.iter().any(|stored| stored.key == *key));
-        for stored in parked {
+        let after = self.parked_after;
+        let parked = self.connector.inner.repo.parked(after, PARKED_MAX).await?;
+        let last = parked.last().map(|(row, _)| *row);
+        self.parked_after = last
+            .filter(|_| parked.len() == PARKED_MAX)
+            .unwrap_or_default();
+        if after == 0 && self.parked_after == 0 {
+            self.paused
+                .retain(|key, _| parked.iter().any(|(_, stored)| stored.key == *key));
+        } else if self.paused.len() > PAUSED_MAX {
+            self.paused.clear();
+        }
+        for (_, stored) in parked {
             if let Some(rounds) = self.paused.get_mut(&stored.key)
                 && *rounds > 0
             {
@@ -377,12 +447,11 @@ impl Upkeep {
             };
             match self.connector.renew(&known, OnRefusal::Park).await {
                 Ok(_) => {}
-                Err(ChainError::Refused(reason)) => {
-                    self.paused.insert(stored.key.clone(), PARKED_ROUNDS);
-                    self.note_parked(&stored, &reason);
-                }
                 Err(ChainError::Unavailable(reason)) => self.note_parked(&stored, &reason),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.paused.insert(stored.key.clone(), PARKED_ROUNDS);
+                    self.note_parked(&stored, &error.to_string());
+                }
             }
         }
         Ok(())
@@ -390,6 +459,7 @@ impl Upkeep {
 
     fn note_parked(&mut self, stored: &Stored, reason: &str) {
         let tx_hash = stored.submission.tx_hash;
+        let reason: String = reason.chars().take(REASON_MAX).collect();
         self.notes
             .push(format!("transaction {tx_hash} (without a nonce): {reason}"));
     }

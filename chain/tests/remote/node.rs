@@ -2,7 +2,7 @@
 //!
 //! Block hashes are not those of the headers, as on a QBFT chain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use alloy::consensus::{Header, Transaction as _, TxEnvelope};
@@ -41,8 +41,8 @@ pub struct Script {
     pub base_fee: u64,
     pub balance: u64,
     pub judge: Option<Judge>,
-    /// Sends of this nonce are answered after the notice.
-    pub hangs: Option<(u64, Arc<Notify>)>,
+    /// Sends of these nonces are answered after the notice.
+    pub hangs: HashMap<u64, Arc<Notify>>,
     /// Sends that wait for the notice.
     pub hanging: usize,
     /// Expected value of the header.
@@ -68,7 +68,7 @@ impl Node {
             base_fee: 100,
             balance: 1_000_000_000,
             judge: None,
-            hangs: None,
+            hangs: HashMap::new(),
             hanging: 0,
             authorization: None,
             received: Vec::new(),
@@ -223,6 +223,9 @@ impl Script {
     }
 
     fn block(&self, number: &Value) -> Option<&Mined> {
+        if let Some(hash) = number.get("blockHash") {
+            return self.blocks.iter().find(|block| json!(block.hash) == *hash);
+        }
         match number.as_str().expect("a number") {
             "latest" | "pending" => self.blocks.last(),
             text => self.blocks.get(quantity(text) as usize),
@@ -331,9 +334,8 @@ async fn answer(
         }
         script.hangs.clone()
     };
-    if let Some((nonce, notice)) = hangs
-        && method == "eth_sendRawTransaction"
-        && decode(&params[0]).nonce() == nonce
+    if method == "eth_sendRawTransaction"
+        && let Some(notice) = hangs.get(&decode(&params[0]).nonce())
     {
         node.script().hanging += 1;
         notice.notified().await;

@@ -125,14 +125,14 @@ async fn r064_an_unanswered_send_does_not_hold_up_other_submissions() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
     let notice = Arc::new(Notify::new());
-    node.script().hangs = Some((0, notice.clone()));
+    node.script().hangs.insert(0, notice.clone());
     let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
     let connector = chain.handle.connector();
     let hanging = tokio::spawn(async move { connector.submit("first", &call("first")).await });
     until(|| node.script().hanging == 1).await;
     assert_eq!(chain.submit("second").await.nonce, 1);
     assert!(!hanging.is_finished());
-    node.script().hangs = None;
+    node.script().hangs.clear();
     notice.notify_one();
     let first = hanging.await.expect("no panic").expect("submitted");
     node.script().mine();
@@ -283,6 +283,86 @@ async fn r064_a_nonce_that_a_reorganisation_freed_is_filled() {
     .await;
     node.script().mine_empty(5);
     chain.receipt(&sent.tx_hash).await;
+    chain.stop().await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_filler_with_a_higher_fee_is_not_sent_again_under_another_nonce() {
+    let folder = tempfile::tempdir().expect("folder");
+    let node = Node::new(0);
+    let config = ChainConfig {
+        confirmations: 2,
+        replace_after_blocks: 1,
+        ..config(folder.path(), node.serve().await)
+    };
+    // Creates the key.
+    start(folder.path(), config.clone()).await.stop().await;
+    node.script().mine_this(foreign(folder.path(), 0));
+    let chain = start(folder.path(), config).await;
+    let sent = chain.submit("first").await;
+    {
+        let mut script = node.script();
+        script.remove_blocks(1);
+        script.base_fee = 1_000;
+        script.mine_empty(2);
+    }
+    let has_received = |nonce: u64, fee: u128| {
+        let received = node.script().received.clone();
+        let mut received = received.iter();
+        received.any(|tx| tx.nonce() == nonce && tx.max_fee_per_gas() >= fee)
+    };
+    until(|| has_received(0, 1)).await;
+    // The filler needs a higher fee too.
+    node.script().base_fee = 10_000;
+    node.script().mine_empty(2);
+    until(|| has_received(0, 10_000) && has_received(1, 10_000)).await;
+    until(|| {
+        let mut script = node.script();
+        script.mine();
+        script.mined().len() == 2
+    })
+    .await;
+    node.script().mine_empty(2);
+    let receipt = chain.receipt(&sent.tx_hash).await;
+    assert_eq!(receipt.tx_hash, sent.tx_hash);
+    tokio::time::sleep(MOMENT).await;
+    assert!(!has_received(2, 0), "the filler has no call");
+    chain.stop().await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_call_whose_refusal_the_caller_knows_is_not_sent_by_a_later_step_of_the_round() {
+    let folder = tempfile::tempdir().expect("folder");
+    let node = Node::new(0);
+    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
+    chain.submit("first").await;
+    let [first, second] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
+    node.script().hangs.insert(1, second.clone());
+    let connector = chain.handle.connector();
+    let refused = tokio::spawn(async move { connector.submit("second", &call("second")).await });
+    until(|| node.script().hanging == 1).await;
+    // A round that has read both waits at the first one.
+    node.script().hangs.insert(0, first.clone());
+    until(|| node.script().hanging == 2).await;
+    {
+        let mut script = node.script();
+        script.hangs.clear();
+        script.judge = refusing("second", "intrinsic gas too low");
+    }
+    second.notify_one();
+    let refused = refused.await.expect("no panic");
+    assert!(
+        matches!(refused, Err(ChainError::Refused(_))),
+        "{refused:?}"
+    );
+    node.script().judge = None;
+    first.notify_one();
+    tokio::time::sleep(MOMENT).await;
+    node.script().mine();
+    assert_eq!(executions(&node, "first"), 1);
+    assert_eq!(executions(&node, "second"), 0);
     chain.stop().await;
 }
 
