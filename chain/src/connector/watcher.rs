@@ -7,6 +7,10 @@
 //! | fewer than `confirmations` blocks above it | its submissions are included; it may be undone |
 //! | enough blocks above it | it is final: the cursor advances and its events are published |
 //!
+//! Confirmations are counted by the read blocks, each the parent of the next: the chain may change
+//! between the question for its head and the one for a block. A block twice as deep is final at
+//! once, because a reorganisation within `confirmations` leaves it enough blocks.
+//!
 //! A block whose parent is not the last read block ends a reorganisation: the watcher undoes the
 //! unconfirmed blocks down to the common ancestor and reads the new ones. `upkeep` sends again what
 //! the new blocks do not contain. If the last final block is not on the chain any more, effects are
@@ -122,10 +126,11 @@ impl Watcher {
             cursor: inner.repo.cursor().await?,
             unconfirmed: inner.repo.unconfirmed().await?.into(),
         };
-        if let Some((tip, _)) = read.tip()
-            && head <= tip
-        {
-            return self.check_tip(&mut read, head).await;
+        if let Some((tip, _)) = read.tip() {
+            inner.read_tip.store(tip, Ordering::Relaxed);
+            if head <= tip {
+                return self.check_tip(&mut read, head).await;
+            }
         }
         loop {
             let number = read.tip().map_or(0, |(number, _)| number + 1);
@@ -140,7 +145,8 @@ impl Watcher {
                 self.unwind(&mut read).await?;
                 continue;
             }
-            if read.unconfirmed.is_empty() && self.is_confirmed(number, head) {
+            let is_deep = number.saturating_add(2 * self.confirmations) <= head;
+            if read.unconfirmed.is_empty() && is_deep {
                 self.finalise(&block).await?;
                 read.cursor = Some((number, block.hash));
             } else {
@@ -148,15 +154,15 @@ impl Watcher {
                 let included = inner.repo.include_block(number, &block.hash, &ours);
                 included.await?;
                 read.unconfirmed.push_back((number, block.hash));
-                self.finalise_confirmed(&mut read, head).await?;
+                self.finalise_confirmed(&mut read, number).await?;
             }
             inner.read_tip.store(number, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn is_confirmed(&self, number: u64, head: u64) -> bool {
-        number.saturating_add(self.confirmations) <= head
+    fn is_confirmed(&self, number: u64, tip: u64) -> bool {
+        number.saturating_add(self.confirmations) <= tip
     }
 
     /// Without new blocks: checks that the node still has the last read one.
@@ -174,7 +180,7 @@ impl Watcher {
             // The next round reads the blocks that replaced the undone ones.
             return self.unwind(read).await;
         }
-        self.finalise_confirmed(read, head).await
+        self.finalise_confirmed(read, number).await
     }
 
     /// The node's block. The node said that it has it.
@@ -230,10 +236,10 @@ impl Watcher {
         Ok(())
     }
 
-    /// Finalises the unconfirmed blocks that have their confirmations.
-    async fn finalise_confirmed(&self, read: &mut ReadBlocks, head: u64) -> Result<(), ChainError> {
+    /// Finalises the unconfirmed blocks that have their confirmations. `tip`: the last read block.
+    async fn finalise_confirmed(&self, read: &mut ReadBlocks, tip: u64) -> Result<(), ChainError> {
         while let Some((number, hash)) = read.unconfirmed.front().copied() {
-            if !self.is_confirmed(number, head) {
+            if !self.is_confirmed(number, tip) {
                 break;
             }
             let block = self.node_block(number).await?;
