@@ -170,7 +170,10 @@ pub fn start_chain(
         let tasks = TaskTracker::new();
         let health = rpc::Health::new("chain");
         let (client, dev) = match &config.rpc_url {
-            Some(url) => (remote(&config, url)?, None),
+            Some(url) => {
+                let urls = std::iter::once(url).chain(&config.rpc_fallback_url);
+                (remote(&config, urls)?, None)
+            }
             None => {
                 let dev_config = dev::DevChainConfig {
                     data_dir: config.data_dir.clone(),
@@ -189,21 +192,15 @@ pub fn start_chain(
         };
         let db = events::sqlite::Sqlite::open(config.data_dir.join("connector.sqlite"), &MIGRATOR)
             .await?;
-        let settings = connector::Settings {
-            replace_after_blocks: config.replace_after_blocks,
-            max_fee_per_gas: u128::from(config.max_fee_per_gas_gwei) * WEI_PER_GWEI,
-        };
+        let settings = settings(&config);
         let connector =
             Connector::connect(client, config.chain_id, signer, settings, db.clone()).await?;
+        check_nodes(&config, &connector).await?;
         connector.preflight(&key_name).await;
         let watcher = connector::Watcher {
             connector: connector.clone(),
             // Blocks of the embedded chain are final, and none follows without a transaction.
-            confirmations: if dev.is_some() {
-                0
-            } else {
-                config.confirmations
-            },
+            confirmations: dev.as_ref().map_or(config.confirmations, |_| 0),
             poll_interval: Duration::from_millis(config.poll_interval_ms),
             head: dev.as_ref().map(dev::DevChain::head),
         };
@@ -240,6 +237,17 @@ fn check(config: &ChainConfig) -> Result<(), StartError> {
         return Err(StartError::Setting(text));
     }
     Ok(())
+}
+
+fn settings(config: &ChainConfig) -> connector::Settings {
+    connector::Settings {
+        // The embedded chain takes the operator's transactions in turn, whatever their fees.
+        replace_after_blocks: match config.rpc_url {
+            Some(_) => config.replace_after_blocks,
+            None => 0,
+        },
+        max_fee_per_gas: u128::from(config.max_fee_per_gas_gwei) * WEI_PER_GWEI,
+    }
 }
 
 /// The signer, and where its key is.
@@ -305,13 +313,25 @@ impl ChainHandle {
     }
 }
 
-fn remote(config: &ChainConfig, url: &str) -> Result<RpcClient, StartError> {
+/// Checks that both nodes have the chain of the store: either may answer any request.
+async fn check_nodes(config: &ChainConfig, connector: &Connector) -> Result<(), StartError> {
+    if let (Some(first), Some(second)) = (&config.rpc_url, &config.rpc_fallback_url) {
+        for url in [first, second] {
+            let client = remote(config, [url])?;
+            connector.check_node(client).await?;
+        }
+    }
+    Ok(())
+}
+
+fn remote<'a>(
+    config: &ChainConfig,
+    urls: impl IntoIterator<Item = &'a String>,
+) -> Result<RpcClient, StartError> {
     let authorization = config.rpc_auth_file.as_deref();
     let authorization = authorization.map(nodes::read_authorization).transpose()?;
-    let urls: Vec<&str> = std::iter::once(url)
-        .chain(config.rpc_fallback_url.as_deref())
-        .collect();
     let timeout = Duration::from_millis(config.request_timeout_ms);
+    let urls: Vec<&str> = urls.into_iter().map(String::as_str).collect();
     let nodes = nodes::Nodes::new(&urls, authorization, timeout)?;
     let is_local = nodes.are_local();
     Ok(RpcClient::new(nodes, is_local))

@@ -3,7 +3,7 @@
 //! A request goes to the node in use. If that node does not answer, the other one is asked and
 //! stays in use; after [`RETURN_AFTER`] the first node is tried again. A transaction is sent to one
 //! node only: its failure leaves open whether the node has it, and the refusal of the other node
-//! would hide that.
+//! would hide that. The start checks the genesis block of each node that answers.
 //!
 //! Errors name a node by host and port. Paths, queries and user names of a URL may be secrets, and
 //! `/health` shows errors without authentication.

@@ -234,10 +234,7 @@ impl Connector {
         settings: Settings,
         db: events::sqlite::Sqlite,
     ) -> Result<Self, ChainError> {
-        let provider = ProviderBuilder::new()
-            .disable_recommended_fillers()
-            .connect_client(client)
-            .erased();
+        let provider = provider(client);
         let node = provider.get_chain_id().await?;
         if node != chain_id {
             return Err(ChainError::WrongChain {
@@ -271,6 +268,23 @@ impl Connector {
         Ok(Self {
             inner: Arc::new(inner),
         })
+    }
+
+    /// Checks the genesis block of one of several nodes. A node that is away is not checked.
+    ///
+    /// # Errors
+    /// `OtherChain`: requests to this node would be answered from another chain.
+    pub(super) async fn check_node(&self, client: RpcClient) -> Result<(), ChainError> {
+        let (inner, operator) = (&self.inner, self.operator());
+        let provider = provider(client);
+        match check_identity(&provider, &inner.repo, inner.chain_id, operator).await {
+            Err(error @ ChainError::OtherChain { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the genesis block of a node is unknown");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Logs chain, account and balance, and warns if the account cannot pay. `key`: where its key
@@ -550,6 +564,9 @@ impl Connector {
                 .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
             logs.extend(self.inner.provider.get_logs(&filter).await?);
         }
+        if !tokens.is_empty() {
+            self.check_has_cursor().await?;
+        }
         logs.sort_by_key(|log| (log.block_number, log.log_index));
         let mut transfers = Vec::with_capacity(logs.len());
         for log in logs {
@@ -570,6 +587,20 @@ impl Connector {
             });
         }
         Ok(transfers)
+    }
+
+    /// Refuses the answers of a node without the last final block: it is behind or on another
+    /// branch, and states no logs of blocks that it does not have.
+    async fn check_has_cursor(&self) -> Result<(), ChainError> {
+        let Some((number, hash)) = self.inner.repo.cursor().await? else {
+            return Ok(());
+        };
+        match self.block(Some(number)).await? {
+            Some(block) if block.hash == hash => Ok(()),
+            _ => Err(ChainError::Unavailable(format!(
+                "the node does not have final block {number}: it is behind or on another branch"
+            ))),
+        }
     }
 
     #[boxed]
@@ -621,6 +652,13 @@ impl Connector {
         )
         .await
     }
+}
+
+fn provider(client: RpcClient) -> DynProvider {
+    ProviderBuilder::new()
+        .disable_recommended_fillers()
+        .connect_client(client)
+        .erased()
 }
 
 /// Compares the store's chain and account with the node's and the signer's. The first start stores

@@ -33,6 +33,28 @@ async fn a_node_of_another_chain_with_the_same_id_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_second_node_of_another_chain_is_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (node, other) = (Node::new(0), Node::new(1));
+    let config = ChainConfig {
+        rpc_fallback_url: Some(other.serve().await),
+        ..config(folder.path(), node.serve().await)
+    };
+    let refused = try_start(folder.path(), config.clone()).await.err();
+    let text = format!("{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Some(StartError::Chain(ChainError::OtherChain { .. }))
+        ),
+        "{text}"
+    );
+    // One that is away cannot be checked and keeps no start from its work.
+    other.set_away(true);
+    start(folder.path(), config).await.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_key_than_that_of_the_store_is_refused() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
