@@ -90,7 +90,8 @@ pub struct ChainConfig {
     pub confirmations: u64,
     /// Pause between two rounds over the transactions that are in no read block.
     pub resend_interval_ms: u64,
-    /// Read blocks without a transaction after which it is replaced with a higher fee. 0: never.
+    /// Remote node: read blocks without a transaction after which it is replaced with a higher fee.
+    /// 0: never.
     pub replace_after_blocks: u64,
     /// Limit of a transaction's fee, in gwei per gas.
     pub max_fee_per_gas_gwei: u64,

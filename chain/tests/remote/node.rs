@@ -246,7 +246,8 @@ impl Script {
                 "reward": [["0x1"]],
             }),
             "eth_getTransactionCount" => {
-                let last = self.block(&params[1]).expect("a block").header.number;
+                let last = self.block(&params[1]).ok_or("header not found")?;
+                let last = last.header.number;
                 let blocks = self.blocks.iter().take(last as usize + 1);
                 let count: usize = blocks.map(|block| block.transactions.len()).sum();
                 json!(format!("{count:#x}"))
