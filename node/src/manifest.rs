@@ -90,8 +90,9 @@ fn parts(config: &Config) -> Vec<Part> {
     );
     add(true, Journal, config.journal_dir());
     let operator_key = config.chain.operator_key_file.clone();
+    let has_key_file = config.chain.remote_signer_url.is_none();
     add(
-        true,
+        has_key_file,
         Key,
         operator_key.unwrap_or_else(|| chain.join("operator.key")),
     );

@@ -338,5 +338,7 @@ async fn no_statement_scans_a_table() {
         "FROM issue_redemption WHERE status",
         "INSERT INTO inbox",
         "FROM submission WHERE",
+        "FROM submission JOIN attempt",
+        "FROM attempt JOIN submission",
     ]);
 }
