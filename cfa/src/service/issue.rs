@@ -273,11 +273,12 @@ impl Service {
             // Dropping the transaction rolls back the reservation of the units.
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
-        if operation.status == Status::Rejected {
-            self.require_subscribed_in_tx(&mut tx, &operation).await?;
-            return self.reject_issue(tx, operation).await;
+        if operation.payment_minor > 0 {
+            self.use_offer_in_tx(&mut tx, &mut operation).await?;
         }
-        self.use_subscription_in_tx(&mut tx, &mut operation).await?;
+        if operation.status == Status::Rejected {
+            return self.reject_in_tx(tx, operation, "issuance").await;
+        }
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
@@ -305,15 +306,17 @@ impl Service {
         Ok(hit.map(|reason| (Rejection::SanctionsHit, reason)))
     }
 
-    /// Ends an issue as rejected, in the transaction that inserted it.
-    async fn reject_issue(
+    /// Ends an operation as rejected, in the transaction that inserted it. `subject` is the first
+    /// part of the audit action.
+    pub(super) async fn reject_in_tx(
         &self,
         mut tx: events::Tx,
         operation: Operation,
+        subject: &str,
     ) -> Result<OperationResult, Error> {
-        let event =
-            publish::audit_operation(&operation, "issuance.rejected", Status::Created.as_str());
-        self.repo.publish_in_tx(&mut tx, &[event]).await?;
+        let action = format!("{subject}.rejected");
+        let record = publish::audit_operation(&operation, &action, Status::Created.as_str());
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         count_ended(&operation);
         Ok(OperationResult {

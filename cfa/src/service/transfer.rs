@@ -97,13 +97,10 @@ impl Service {
         {
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
-        tx.commit().await?;
         if operation.status == Status::Rejected {
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
+            return self.reject_in_tx(tx, operation, "transfer").await;
         }
+        tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
