@@ -357,10 +357,7 @@ mod tests {
                 redemption_hold("op-1"),
                 "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
             ),
-            (
-                offer_hold("s-1"),
-                "13d06d6b-76c8-5693-9cf9-a7d734adc64c",
-            ),
+            (offer_hold("s-1"), "13d06d6b-76c8-5693-9cf9-a7d734adc64c"),
             (
                 issue_redemption("BOND-1"),
                 "b5aff749-76ef-50bf-99ce-063b69fd217d",

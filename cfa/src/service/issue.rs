@@ -274,10 +274,12 @@ impl Service {
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
         if operation.payment_minor > 0 {
-            self.use_offer_in_tx(&mut tx, &mut operation).await?;
+            self.use_offer_in_tx(&mut tx, &mut operation, &meta.actor)
+                .await?;
         }
         if operation.status == Status::Rejected {
-            return self.reject_in_tx(tx, operation, "issuance").await;
+            let action = "issuance.rejected";
+            return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
         tx.commit().await?;
         Ok(OperationResult {
@@ -306,16 +308,26 @@ impl Service {
         Ok(hit.map(|reason| (Rejection::SanctionsHit, reason)))
     }
 
-    /// Ends an operation as rejected, in the transaction that inserted it. `subject` is the first
-    /// part of the audit action.
+    /// Ends an operation as rejected, in the transaction that inserted it, with the audit record
+    /// `action` of the caller.
     pub(super) async fn reject_in_tx(
         &self,
         mut tx: events::Tx,
         operation: Operation,
-        subject: &str,
+        action: &str,
+        actor: &str,
     ) -> Result<OperationResult, Error> {
-        let action = format!("{subject}.rejected");
-        let record = publish::audit_operation(&operation, &action, Status::Created.as_str());
+        let message = operation.rejection.as_ref().map(|(_, message)| message);
+        let record = publish::audit(
+            action,
+            &operation.operation_id,
+            actor,
+            Status::Created.as_str(),
+            operation.status.as_str(),
+            message.map_or("", String::as_str),
+            &operation.correlation_id,
+            operation.updated_at_us,
+        );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         count_ended(&operation);

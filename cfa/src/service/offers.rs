@@ -4,7 +4,7 @@
 //! most its payment (D46).
 
 use futures::future::join_all;
-use service_clients::ledger::NewHold;
+use service_clients::ledger::{Hold, NewHold};
 use service_clients::{CallError, LedgerClient, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
@@ -104,8 +104,7 @@ impl Service {
     ) -> Result<(Offer, bool), Error> {
         let instrument = self.require_instrument(&new.instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
-            let why = "must be an issue: CFA-RUB is issued and redeemed for deposits only";
-            return Err(Refusal::field("instrument_id", why).into());
+            return Err(Refusal::field("instrument_id", "must be an issue").into());
         }
         let units_minor = units("amount.amount", new.amount, instrument.decimals)?;
         let (side, user_id, key) = (new.side, &new.user_id, &meta.idempotency_key);
@@ -215,6 +214,7 @@ impl Service {
         &self,
         tx: &mut events::Tx,
         operation: &mut Operation,
+        actor: &str,
     ) -> Result<(), Error> {
         let side = match operation.flow {
             Flow::IssueInvestment => OfferSide::Buy,
@@ -236,7 +236,7 @@ impl Service {
         let record = publish::audit(
             &format!("{side}.used"),
             id,
-            SOURCE,
+            actor,
             OfferStatus::Active.as_str(),
             OfferStatus::Used.as_str(),
             &operation.operation_id,
@@ -331,7 +331,7 @@ impl Service {
     /// Retries a step. True if the ledger does not answer. An offer whose step fails moves to the
     /// end of the sweep's queue, so it does not delay the others.
     async fn retry_step(&self, offer: &Offer) -> bool {
-        let (what, id) = (offer.side.as_str(), &offer.offer_id);
+        let (what, id) = (offer.side.as_str(), offer.offer_id.as_str());
         let Err(error) = self.step_offer(id, false).await else {
             return false;
         };
@@ -419,14 +419,15 @@ impl Service {
         let id = &offer.offer_id;
         let hold_id = derived::offer_hold(id);
         let (subaccount_id, amount) = self.offered(offer).await?;
+        let reason = match offer.side {
+            OfferSide::Buy => format!("Subscription {id} to {}", offer.instrument_id),
+            OfferSide::Sell => format!("Offer {id} of {}", offer.instrument_id),
+        };
         let new = NewHold {
             hold_id,
             subaccount_id: &subaccount_id,
             amount,
-            reason: &match offer.side {
-                OfferSide::Buy => format!("Subscription {id} to {}", offer.instrument_id),
-                OfferSide::Sell => format!("Offer {id} of {}", offer.instrument_id),
-            },
+            reason: &reason,
             owner: SOURCE,
             destination: None,
             // The service ends the offer first. This bounds how long a fault could hold it.
@@ -434,8 +435,11 @@ impl Service {
         };
         let context = caused_by(&offer.correlation_id);
         let ledger = &self.peers.ledger;
+        let is_made = |hold: &Hold| {
+            hold.is_active() && hold.amount == amount.decimal() && hold.reason != VOID
+        };
         let refusal = match ledger.create_hold(&context, new).await.map_err(Error::from) {
-            Ok(hold) if hold.is_active() && hold.amount == amount.decimal() => return Ok(()),
+            Ok(hold) if is_made(&hold) => return Ok(()),
             // The hold of `void_hold`: the amount was refused before, then the process ended.
             Ok(hold) if hold.is_active() || hold.is_money_available() => {
                 ledger.release_hold(&context, hold_id, VOID).await?;

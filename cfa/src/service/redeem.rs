@@ -15,6 +15,9 @@ use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::Payout;
 
+/// Audit action of a rejected redemption.
+const REJECTED: &str = "redemption.rejected";
+
 /// A request to redeem units of one holder.
 #[derive(Debug, Clone)]
 pub struct RedeemInvestment {
@@ -86,7 +89,8 @@ impl Service {
             return existing(*stored, &operation);
         }
         if operation.status == Status::Rejected {
-            let rejected = self.reject_in_tx(tx, operation, "redemption").await?;
+            let rejected = self.reject_in_tx(tx, operation, REJECTED, &meta.actor);
+            let rejected = rejected.await?;
             count_request(&rejected.operation);
             return Ok(rejected);
         }
@@ -206,10 +210,13 @@ impl Service {
             return existing(*stored, &operation);
         }
         if !by_terms {
-            self.use_offer_in_tx(&mut tx, &mut operation).await?;
+            self.use_offer_in_tx(&mut tx, &mut operation, &meta.actor)
+                .await?;
         }
         if operation.status == Status::Rejected {
-            return self.reject_in_tx(tx, operation, "redemption").await;
+            return self
+                .reject_in_tx(tx, operation, REJECTED, &meta.actor)
+                .await;
         }
         tx.commit().await?;
         Ok(OperationResult {

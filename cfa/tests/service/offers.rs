@@ -158,12 +158,10 @@ async fn d46_no_issuer_takes_units_without_the_holders_own_offer() {
     assert_eq!(reason(&late), "OPERATION_STATE");
     assert_eq!(status_of(&world, &dear).await, Active);
     let records = audit_until(&world, "redemption.finalized").await;
-    for action in ["offer.active", "offer.used"] {
-        assert!(
-            records
-                .iter()
-                .any(|record| record.action == action && record.object_id == offered.offer_id)
-        );
+    for (action, actor) in [("offer.active", "alice"), ("offer.used", "service")] {
+        let mut found = records.iter();
+        let found = found.find(|one| one.action == action && one.object_id == offered.offer_id);
+        assert_eq!(found.map(|one| one.actor.as_str()), Some(actor), "{action}");
     }
     world.stop().await;
 }
@@ -439,6 +437,38 @@ async fn d46_an_offer_continues_after_a_crash_at_each_step() {
         assert_eq!(status_of(&world, &offered).await, expected, "{crashed}");
         assert_eq!(units(&mut world).await.1, available, "{crashed}");
     }
+    world.stop().await;
+}
+
+/// The ledger refused the hold of an offer of one unit, and the process ended while the hold that
+/// invalidates its id was active. It is not taken for the offer's hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn d46_a_void_hold_of_one_unit_is_not_that_of_the_offer() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    let void = ledger::CreateHoldRequest {
+        context: context(&key()),
+        hold: Some(ledger::Hold {
+            hold_id: types::derived::offer_hold("o-1").to_string(),
+            subaccount_id: "alice:BOND-1".into(),
+            amount: amount("BOND-1", "1"),
+            owner: "cfa".into(),
+            reason: "Offer has ended".into(),
+            ..Default::default()
+        }),
+    };
+    world.ledger.create_hold(void).await.expect("held");
+    world.stop().await;
+    let pending = "INSERT INTO offer (offer_id, side, instrument_id, user_id, units_minor, \
+        payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
+        created_at_us, updated_at_us)
+        VALUES ($1, 2, 'BOND-1', 'alice', 1, 100000, 1, 1, $1, 'c', 3786912000000000, 1, 1)";
+    alter_store_by(folder.path(), pending, &["o-1"]).await;
+    let mut world = World::start(folder.path()).await;
+    world.resume_operations().await;
+    let left = list(&world, "sandbox.investor.alice", "alice", "").await;
+    assert_eq!(left.expect("listed"), []);
+    assert_eq!(units(&mut world).await, pair("5", "5"));
     world.stop().await;
 }
 

@@ -250,9 +250,7 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     ] {
         world.stop().await;
         let statement = match crashed {
-            "status = 1, step = 1" => {
-                "UPDATE offer SET status = 1, step = 1 WHERE offer_id = $1"
-            }
+            "status = 1, step = 1" => "UPDATE offer SET status = 1, step = 1 WHERE offer_id = $1",
             _ => "UPDATE offer SET status = 4, step = 1 WHERE offer_id = $1",
         };
         alter_store_by(folder.path(), statement, &[&id]).await;
