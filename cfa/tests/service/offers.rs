@@ -467,7 +467,7 @@ async fn d46_a_void_hold_of_one_unit_is_not_that_of_the_offer() {
     let mut world = World::start(folder.path()).await;
     world.resume_operations().await;
     let left = list(&world, "sandbox.investor.alice", "alice", "").await;
-    assert_eq!(left.expect("listed"), []);
+    assert!(left.expect("listed").is_empty());
     assert_eq!(units(&mut world).await, pair("5", "5"));
     world.stop().await;
 }
