@@ -221,6 +221,28 @@ async fn d46_two_redemptions_at_once_use_one_offer_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn d50_a_repeated_redemption_uses_one_offer() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    for _ in 0..2 {
+        let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+        offered.expect("offered");
+    }
+    let request = redemption("1");
+    let first = world.cfa.redeem_investment_cfa(request.clone()).await;
+    let first = first.expect("sent").into_inner().operation;
+    let first = first.expect("operation");
+    let again = world.cfa.redeem_investment_cfa(request).await;
+    let again = again.expect("the stored answer");
+    assert!(again.metadata().contains_key("idempotent-replayed"));
+    let again = again.into_inner().operation.expect("operation");
+    assert_eq!(again.operation_id, first.operation_id);
+    world.settle(&first).await;
+    assert_eq!(units(&mut world).await, pair("4", "3"));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn d46_a_cancelled_offer_and_a_redemption_at_once_exclude_each_other() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = with_units(folder.path()).await;
@@ -400,6 +422,52 @@ async fn d46_a_redemption_continues_to_end_offers_after_a_crash() {
         assert_eq!(status_of(&world, offered).await, Cancelled);
     }
     assert_eq!(units(&mut world).await, pair("0", "0"));
+    world.stop().await;
+}
+
+/// While the ledger does not answer, the redemption is not recorded. A repeat continues.
+#[tokio::test(flavor = "multi_thread")]
+async fn d46_lost_calls_delay_the_redemption_of_an_issue_with_offers() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "100").await;
+    world.deposit("issuer", "100000.00").await;
+    // A call is repeated twice, so one of eight releases fails.
+    for _ in 0..100 {
+        let offered = world.offer("BOND-1", "alice", "1", "1.00").await;
+        offered.expect("offered");
+    }
+    let start = || pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let mut operator = world.as_caller("sandbox.operator");
+    world.faults.start(46);
+    let mut lost = 0;
+    while let Err(refused) = operator.start_redemption(start()).await {
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        let status = world.instrument("BOND-1").await.status();
+        assert_eq!(status, pb::InstrumentStatus::Matured);
+        lost += 1;
+        assert!(lost < 1_000);
+    }
+    assert!(lost > 0);
+    world.faults.stop();
+    world.resume_operations().await;
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Redeemed);
+    let listed = list(&world, "sandbox.investor.alice", "alice", "").await;
+    for one in listed.expect("listed") {
+        assert_eq!(one.status(), Cancelled);
+        let held = hold(&mut world, &one.hold_id).await;
+        assert_eq!(held.status(), ledger::HoldStatus::Released);
+    }
+    assert_eq!(units(&mut world).await, pair("0", "0"));
+    world.resume_operations().await;
+    assert!(world.service.health.failing().is_empty());
     world.stop().await;
 }
 

@@ -262,6 +262,47 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     world.stop().await;
 }
 
+/// Subscriptions in the table of an earlier release are used and cancelled like new ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn d46_subscriptions_of_an_earlier_release_go_on() {
+    let folder = tempfile::tempdir().expect("folder");
+    let world = with_money(folder.path()).await;
+    let first = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    let first = first.expect("subscribed");
+    let second = world.subscribe("BOND-1", "alice", "2", "2000.00").await;
+    let second = second.expect("subscribed");
+    world.stop().await;
+    let store = folder.path().join("cfa/cfa.sqlite");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(store);
+    let pool = sqlx::SqlitePool::connect_with(options).await;
+    let pool = pool.expect("store");
+    for statement in [
+        include_str!("../../migrations/sqlite/0009_subscriptions.sql"),
+        "INSERT INTO subscription SELECT offer_id, instrument_id, user_id, units_minor, \
+            payment_minor, status, step, operation_id, idempotency_key, correlation_id, \
+            expires_at_us, created_at_us, updated_at_us FROM offer",
+        "DROP TABLE offer",
+        "DELETE FROM _sqlx_migrations WHERE version = 10",
+    ] {
+        let done = sqlx::raw_sql(statement).execute(&pool).await;
+        done.expect("done");
+    }
+    pool.close().await;
+
+    let mut world = World::start(folder.path()).await;
+    let listed = list(&world, "sandbox.investor.alice", "alice", "").await;
+    assert_eq!(listed.expect("listed"), [second.clone(), first.clone()]);
+    let id = &first.subscription_id;
+    let cancelled = cancel(&world, "sandbox.investor.alice", id).await;
+    cancelled.expect("cancelled");
+    let issued = buy(&mut world, "2", "2000.00").await.expect("issued");
+    world.settle(&issued).await;
+    assert_eq!(money(&mut world, "alice").await, pair("3000.00", "3000.00"));
+    let used = status_of(&mut world, &second.subscription_id).await;
+    assert_eq!(used, pb::SubscriptionStatus::Used);
+    world.stop().await;
+}
+
 /// Health reports an ended subscription whose held money is gone, because an operator must act.
 #[tokio::test(flavor = "multi_thread")]
 async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
