@@ -41,7 +41,7 @@ const CALLERS_MAX: usize = 16_384;
 
 /// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
 /// once (`design.md` 10). The latter also lift a freeze, block or halt.
-const REDUCING: [&str; 9] = [
+const REDUCING: [&str; 10] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
     "/dfa.market.v1.MarketService/SetKillSwitch",
@@ -51,6 +51,7 @@ const REDUCING: [&str; 9] = [
     "/dfa.identity.v1.IdentityService/BlockUser",
     "/dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
     "/dfa.cfa.v1.CfaRegistryService/CancelSubscription",
+    "/dfa.cfa.v1.CfaRegistryService/CancelOffer",
 ];
 
 /// Calls per second and caller on the RPC ports; 0 = no limit. Services have none.

@@ -170,6 +170,9 @@ async fn redeem(world: &mut World) {
         .await
         .expect("registered");
     world.issue("BOND-2", "bob", "100").await;
+    // The redemption of the issue ends it.
+    let offered = world.offer("BOND-2", "bob", "1", "1000.00").await;
+    offered.expect("offered");
     let request = pb::StartRedemptionRequest {
         context: context(&key()),
         instrument_id: "BOND-2".into(),
@@ -319,20 +322,22 @@ async fn no_statement_scans_a_table() {
         "UPDATE operation SET fact_limit",
         "FROM holding WHERE token = $1 AND address =",
         "FROM registry_quarantine WHERE token =",
-        "FROM subscription WHERE subscription_id =",
-        "FROM subscription WHERE investor_id = $1 AND idempotency_key =",
-        "WHERE investor_id = $1 AND (status < 3 OR step > 0)",
-        "FROM subscription INDEXED BY subscription_active",
-        "FROM subscription WHERE instrument_id = ?",
-        "FROM subscription WHERE investor_id = ? AND instrument_id = ?",
-        "FROM subscription WHERE investor_id = ? AND (created_at_us",
-        "FROM subscription WHERE step > 0",
-        "FROM subscription INDEXED BY subscription_failed",
-        "FROM subscription WHERE status < 3 AND expires_at_us <=",
-        "DELETE FROM subscription WHERE subscription_id =",
-        "UPDATE subscription SET status = 2, operation_id = ''",
-        "UPDATE subscription SET status = 3",
-        "UPDATE subscription SET status = $2",
+        "FROM offer WHERE offer_id =",
+        "FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key =",
+        "WHERE user_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+        "WHERE instrument_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+        "WHERE instrument_id = $1 AND side = 2 AND offer_id > $2 AND (status < 3 OR step > 0)",
+        "FROM offer INDEXED BY offer_active",
+        "FROM offer WHERE instrument_id = ? AND side =",
+        "FROM offer WHERE user_id = ? AND instrument_id = ? AND side =",
+        "FROM offer WHERE user_id = ? AND side = ? AND (created_at_us",
+        "FROM offer WHERE step > 0",
+        "FROM offer INDEXED BY offer_failed",
+        "FROM offer WHERE status < 3 AND expires_at_us <=",
+        "DELETE FROM offer WHERE offer_id =",
+        "UPDATE offer SET status = 2, operation_id = ''",
+        "UPDATE offer SET status = 3",
+        "UPDATE offer SET status = $2",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",

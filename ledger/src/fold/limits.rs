@@ -4,7 +4,7 @@
 //! Postings that have already happened count but are not refused:
 //! - postings of an event;
 //! - postings of a batch with a source;
-//! - a service's payment out of a hold, except of a subscription (as with a freeze, D15).
+//! - a service's payment out of a hold, except of an offer (as with a freeze, D15).
 //!
 //! Reversing entries neither count nor are refused.
 
@@ -111,8 +111,13 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     let has_happened = scope == Scope::Event
         || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
     for posting in book.postings_of(operation_id).to_vec() {
-        let is_promised =
-            command.is_service && operations::is_promised(kind, posting.hold_id.as_ref());
+        let is_promised = command.is_service
+            && operations::is_promised(
+                kind,
+                posting.hold_id.as_ref(),
+                &posting.amount.instrument_id,
+                &posting.credit_subaccount_id,
+            );
         for (limit, subaccount_id) in applicable(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);

@@ -35,6 +35,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "subscription",
         "Offers of investors to buy units of an issue",
     ),
+    (
+        "offer",
+        "Offers of holders to sell units back to the issuer",
+    ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
@@ -96,6 +100,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "subscription" "create" "Subscribe";
         "subscription" "cancel" "CancelSubscription";
         "subscription" "list" "ListSubscriptions";
+        "offer" "create" "OfferUnits";
+        "offer" "cancel" "CancelOffer";
+        "offer" "list" "ListOffers";
         "cfa" "redeem" "RedeemInvestmentCfa";
         "cfa" "transfer" "TransferCfa";
         "cfa" "settle" "SettleTrades";
