@@ -171,9 +171,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
     let replay = Replay::of(stored.digest == command.digest());
     let answer = match stored.outcome {
         StoredOutcome::Refused { reason, at } => {
-            let refusal = Refusal::from_bound_reason(&reason)
-                .unwrap_or_else(|| panic!("stored answer has the unknown reason {reason}"));
-            return Err(Refused::replayed(refusal, at, replay));
+            return Err(Refused::replayed(Refusal::bound(&reason), at, replay));
         }
         StoredOutcome::Hold { hold, operation_id } => Answer::Hold {
             hold,

@@ -960,7 +960,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         let made = world.client.clone().create_operation(request).await;
         sent.push(made.unwrap().into_inner().operation.unwrap().operation_id);
     }
-    let text = "Operation is in flight to the chain, only the service that sent it may end it";
+    let text = "Operation is in flight to the chain, only a service may end it";
     let precondition = Code::FailedPrecondition;
     for id in &sent {
         let answer = operator.finalize_operation(end(id)).await;
