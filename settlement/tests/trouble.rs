@@ -313,7 +313,7 @@ async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
         let request = wire::FinalizeOperationsRequest {
             context: context(&format!("finalize {key}")),
             operation_ids: vec![operation_id],
-            onchain_tx_hash: "0xby-hand".into(),
+            onchain_tx_hash: testkit::messages::tx_hash("by hand"),
         };
         platform.ledger.finalize_operations(request).await.unwrap();
     }

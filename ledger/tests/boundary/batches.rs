@@ -215,7 +215,7 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     let finalize = FinalizeOperationsRequest {
         context: write("f1"),
         operation_ids: ids(&answer),
-        onchain_tx_hash: "0xT1".to_owned(),
+        onchain_tx_hash: tx_hash("t1"),
     };
     let moved = world
         .client
@@ -248,8 +248,8 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
         .operation
         .unwrap();
     assert_eq!(
-        (operation.status(), operation.onchain_tx_hash.as_deref()),
-        (OperationStatus::Finalized, Some("0xt1"))
+        (operation.status(), operation.onchain_tx_hash),
+        (OperationStatus::Finalized, Some(tx_hash("t1")))
     );
     world.assert_books_balance().await;
 }
