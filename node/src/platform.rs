@@ -405,6 +405,7 @@ impl Platform {
                 gateway.service(),
                 identity.service(),
                 chain.service(),
+                settlement.service(),
                 bank.service(),
             ],
         );
@@ -489,7 +490,8 @@ fn watch_market(
     backlog: Arc<Backlog>,
     until: &CancellationToken,
 ) {
-    // Settlement has no port of its own: the market's health includes it.
+    // Settlement has no port of its own: the market's health includes it, and the port `all` serves
+    // its calls.
     tokio::spawn(mirror_health(settlement, market.clone(), until.clone()));
     if config.disk.reserve_mib > 0 {
         let (folder, reserve) = (

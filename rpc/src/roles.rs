@@ -220,6 +220,16 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
+        "dfa.settlement.v1.SettlementService",
+        &[
+            ("GetSettlementStatus", STAFF),
+            ("ListBatches", STAFF),
+            ("ListBreaks", STAFF),
+            ("RetrySettlement", SUPERVISE),
+            ("BustTrade", SUPERVISE),
+        ],
+    ),
+    (
         "dfa.sandbox.v1.SandboxBankService",
         &[
             (

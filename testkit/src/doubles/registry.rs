@@ -30,6 +30,8 @@ pub struct Registry {
     pub away: Mutex<u32>,
     /// Refuses whole batches while set.
     pub refusal: Mutex<Option<Status>>,
+    /// Refuses every batch with one of these trades.
+    pub refused_trades: Mutex<HashSet<String>>,
 }
 
 #[derive(Default)]
@@ -193,6 +195,11 @@ impl CfaRegistryService for Registry {
         if let Some(refusal) = self.refusal.lock().unwrap().clone() {
             return Err(refusal);
         }
+        let refused = self.refused_trades.lock().unwrap();
+        if trades.iter().any(|leg| refused.contains(&leg.trade_id)) {
+            return Err(rpc::status::invalid_argument("trades", "cannot be settled"));
+        }
+        drop(refused);
         if self.batch(&batch_id).is_none() {
             self.settle(&batch_id, trades);
         }
