@@ -5,6 +5,8 @@
 //! - The operations and postings of each block are complete, in order, and match its hash.
 //! - Each posting follows the previous one on both of its sub-accounts.
 //! - No operation or posting is outside the chain.
+//! - Status, finality, transaction and reversal of every operation agree with one another. The
+//!   chain does not seal them.
 //! - Balance, version, held and unsettled of every sub-account match its postings and holds.
 //! - The user index of operations is complete, and each link of a posting leads to the previous
 //!   one.
@@ -25,6 +27,7 @@ pub use found::{Fault, Verified};
 use crate::{
     Error, LedgerConfig,
     audit::{self, Hash, Head, Sealer},
+    model::OperationStatus,
     repo::{self, BlockRow, LedgerSnapshot, SealedOperation, SealedPosting},
 };
 use async_recursion::async_recursion as boxed;
@@ -90,6 +93,7 @@ impl Check {
             return Ok(Some(fault));
         }
         stop!(self.unsealed().await?);
+        stop!(self.states().await?);
         stop!(self.subaccounts().await?);
         stop!(self.links().await?);
         stop!(self.holds().await?);
@@ -302,6 +306,15 @@ impl Check {
         }))
     }
 
+    /// Checks the mutable columns of operations.
+    async fn states(&mut self) -> Found {
+        let found = self.snapshot.contradictory_operation().await?;
+        Ok(found.map(|(operation_id, differs, status)| Fault {
+            operation_id: Some(operation_id),
+            ..Fault::new(differs, "agreeing columns", status_text(status))
+        }))
+    }
+
     /// Checks that the user index of operations is complete and that links lead to the previous
     /// posting.
     async fn links(&mut self) -> Found {
@@ -356,6 +369,13 @@ impl Check {
             }
         }
     }
+}
+
+fn status_text(code: i64) -> String {
+    let status = i32::try_from(code)
+        .ok()
+        .and_then(OperationStatus::from_code);
+    status.map_or_else(|| code.to_string(), |status| status.as_str().to_owned())
 }
 
 /// Reads operations in chain order, page by page.

@@ -332,6 +332,47 @@ async fn r215_changed_balances_and_holds_are_named() {
     );
 }
 
+/// The chain seals what never changes. What changes is compared within the rows.
+// rows: R215
+#[tokio::test]
+async fn r215_a_changed_state_of_an_operation_is_named() {
+    let story = story().await;
+    let [first, second] = [operation_of(&story.twins[0]), operation_of(&story.twins[1])];
+    let mut client = story.world.client.clone();
+    let end = FinalizeOperationRequest {
+        context: write("end"),
+        operation_id: first.clone(),
+        ..Default::default()
+    };
+    client.finalize_operation(end).await.unwrap();
+    assert_eq!(verify(&story.world.config()).await.unwrap().fault, None);
+    // The flag of the chain step is sealed.
+    let flag = format!("UPDATE operations SET awaits_chain = TRUE WHERE operation_id = '{first}'");
+    assert_eq!(tampered(&story.world, &[&flag]).await.block, Some(3));
+    // Either side of a reversal may be named.
+    let reversal = "reversed and reversing operation";
+    for (of, change, differs) in [
+        (&first, "status = 10", "status and time of finality"),
+        (&first, "status = 5", "status and time of finality"),
+        (
+            &first,
+            "finalized_at_us = 1",
+            "time of finality before the creation",
+        ),
+        (&first, "status = 8", "status that no operation has"),
+        (&second, "status = 10", "status and reversing operation"),
+        (&second, "status = 10, reversed_by = NULL", reversal),
+        (&second, "reversed_by = operation_id", reversal),
+    ] {
+        let sql = format!("UPDATE operations SET {change} WHERE operation_id = '{of}'");
+        let fault = tampered(&story.world, &[&sql]).await;
+        assert_eq!(fault.differs, differs, "{fault}");
+        if differs != reversal {
+            assert_eq!(fault.operation_id.as_ref(), Some(of), "{fault}");
+        }
+    }
+}
+
 /// SQLite only: there statements follow links between postings, and operations of users have their
 /// own index.
 // rows: R215 R194
