@@ -88,6 +88,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetVelocityLimit", DUTY),
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (

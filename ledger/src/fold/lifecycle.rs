@@ -367,7 +367,8 @@ fn park(book: &mut Book, key: Id, tx_hash: Option<Id>, reverted: bool) {
     }
 }
 
-fn find(book: &Book, target: &Target) -> Option<Id> {
+/// Id of the operation that a target names.
+pub fn find(book: &Book, target: &Target) -> Option<Id> {
     match target {
         Target::Id(id) => book
             .operations

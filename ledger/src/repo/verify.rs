@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Connection, Database, Encode, Executor, FromRow, IntoArguments, Type};
 
 use super::{
-    audit::{SealedOperation, SealedPosting},
+    audit::{RecordRow, SealedOperation, SealedPosting},
     dialect::Dialect,
     rows,
 };
@@ -162,6 +162,8 @@ pub trait LedgerSnapshot: Send {
     async fn fill_temp_tables(&mut self) -> Result<(), Error>;
     /// Holds after `after`.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
+    /// Audit records after `after`.
+    async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
 
@@ -242,6 +244,7 @@ where
     for<'r> HoldState: FromRow<'r, DB::Row>,
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
     for<'r> (String, String, i64): FromRow<'r, DB::Row>,
+    for<'r> RecordRow: FromRow<'r, DB::Row>,
 {
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
@@ -402,6 +405,12 @@ where
         .bind(PAGE)
         .fetch_all(&mut self.0)
         .await?)
+    }
+
+    async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error> {
+        let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
+        let query = sqlx::query_as(sql).bind(after).bind(PAGE);
+        Ok(query.fetch_all(&mut self.0).await?)
     }
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {

@@ -12,6 +12,7 @@
 //!   one.
 //! - Every hold satisfies its equation, and postings that name it paid its consumed amount.
 //! - The balances of every instrument sum to zero.
+//! - The audit records form a chain, and each matches its hash.
 //!
 //! A hash mismatch names only the block, so a posting that does not follow the previous one is
 //! reported first. Memory: a page of rows and the last balances of [`BALANCES_MAX`] sub-accounts;
@@ -106,7 +107,23 @@ impl Check {
                 }));
             }
         }
-        Ok(None)
+        self.records().await
+    }
+
+    async fn records(&mut self) -> Found {
+        let mut last = (0, [0; 32]);
+        loop {
+            let page = self.snapshot.audit_records(last.0).await?;
+            if page.is_empty() {
+                return Ok(None);
+            }
+            for row in &page {
+                stop!(checks::audit_record(last, row));
+                self.done.audit_records += 1;
+                let hash = Hash::try_from(row.hash.as_slice()).unwrap_or_default();
+                last = (row.sequence, hash);
+            }
+        }
     }
 
     async fn chain(&mut self) -> Found {

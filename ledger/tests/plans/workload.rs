@@ -371,4 +371,12 @@ async fn reads(world: &World) {
     client.get_account(request).await.unwrap();
     let request = GetTrialBalanceRequest::default();
     client.get_trial_balance(request).await.unwrap();
+    for (actor, object_id) in [("", ""), ("", "daily"), ("compliance", "")] {
+        let request = ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        client.list_audit_records(request).await.unwrap();
+    }
 }

@@ -85,6 +85,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "set" "SetVelocityLimit";
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
+        "ledger" "audit" "ListAuditRecords";
     }
     "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
