@@ -46,6 +46,16 @@ fn hold_text(hold: &Hold) -> String {
     format!("{remaining} of {subaccount_id}, {status}")
 }
 
+/// Name and reason of what a command does to a hold.
+fn hold_action(kind: &CommandKind) -> (&'static str, &str) {
+    match kind {
+        CommandKind::CreateHold(new) => ("hold.created", new.reason.as_str()),
+        CommandKind::ReleaseHold { reason, .. } => ("hold.released", reason.as_str()),
+        CommandKind::ConsumeHold { .. } => ("hold.consumed", ""),
+        _ => ("hold.adjusted", ""),
+    }
+}
+
 /// Adds the records of a command that was executed.
 pub fn record(book: &mut Book, command: &Command, result: &CommandResult, before: &str) {
     let Some(author) = &command.author else {
@@ -115,12 +125,7 @@ fn acts(
             })
             .collect(),
         (kind, Answer::Hold { hold, .. }) => {
-            let (action, reason) = match kind {
-                CommandKind::CreateHold(new) => ("hold.created", new.reason.as_str()),
-                CommandKind::ReleaseHold { reason, .. } => ("hold.released", reason.as_str()),
-                CommandKind::ConsumeHold { .. } => ("hold.consumed", ""),
-                _ => ("hold.adjusted", ""),
-            };
+            let (action, reason) = hold_action(kind);
             vec![act(action, &hold.terms.hold_id, hold_text(hold), reason)]
         }
         (
