@@ -369,8 +369,7 @@ impl Platform {
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
-        let market = gateway.service().health;
-        watch_market(&config, settlement.health(), market, backlog, &stages.edge);
+        watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
 
         // All stores exist. From now on a missing store is a lost one.
         manifest.complete()?;
@@ -405,6 +404,7 @@ impl Platform {
                 gateway.service(),
                 identity.service(),
                 chain.service(),
+                settlement.service(),
                 bank.service(),
             ],
         );
@@ -484,12 +484,14 @@ impl Platform {
 /// Reports settlement's health in the market's, and closes the market to new orders on a low disk.
 fn watch_market(
     config: &Config,
-    settlement: rpc::Health,
-    market: rpc::Health,
+    settlement: &settlement::SettlementHandle,
+    gateway: &gateway::GatewayHandle,
     backlog: Arc<Backlog>,
     until: &CancellationToken,
 ) {
-    // Settlement has no port of its own: the market's health includes it.
+    let (settlement, market) = (settlement.health(), gateway.service().health);
+    // Settlement has no port of its own: the market's health includes it, and the port `all` serves
+    // its calls.
     tokio::spawn(mirror_health(settlement, market.clone(), until.clone()));
     if config.disk.reserve_mib > 0 {
         let (folder, reserve) = (

@@ -88,6 +88,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetVelocityLimit", DUTY),
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -220,6 +221,16 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetBlock", STAFF),
             ("VerifyBlockHash", STAFF),
             ("EstimateGas", STAFF),
+        ],
+    ),
+    (
+        "dfa.settlement.v1.SettlementService",
+        &[
+            ("GetSettlementStatus", STAFF),
+            ("ListBatches", STAFF),
+            ("ListBreaks", STAFF),
+            ("RetrySettlement", SUPERVISE),
+            ("BustTrade", SUPERVISE),
         ],
     ),
     (

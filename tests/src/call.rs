@@ -139,6 +139,7 @@ pub fn path_of(name: &str) -> String {
         "identity" => "IdentityService",
         "chain" => "ChainConnectorService",
         "sandbox" => "SandboxBankService",
+        "settlement" => "SettlementService",
         other => panic!("no service {other}"),
     };
     format!("dfa.{package}.v1.{service}/{method}")

@@ -247,11 +247,14 @@ async fn lists(world: &mut World, tx_hash: String) {
         };
         world.cfa.list_instruments(request).await.expect("listed");
     }
-    let request = pb::ListHoldersRequest {
-        instrument_id: "BOND-1".into(),
-        ..Default::default()
-    };
-    world.cfa.list_holders(request).await.expect("listed");
+    for as_of in [None, Some(1_700_000_000)] {
+        let request = pb::ListHoldersRequest {
+            instrument_id: "BOND-1".into(),
+            as_of: as_of.map(|seconds| prost_types::Timestamp { seconds, nanos: 0 }),
+            ..Default::default()
+        };
+        world.cfa.list_holders(request).await.expect("listed");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -316,6 +319,10 @@ async fn no_statement_scans_a_table() {
         "FROM operation INDEXED BY operation_to_user",
         "FROM suspended_deposit WHERE (created_at_us, payment_id) <",
         "FROM holding LEFT JOIN user_address",
+        "FROM holding INDEXED BY holding_since",
+        "FROM supply_history WHERE token = $1 ORDER BY block_number",
+        "FROM supply_history WHERE token = $1 AND time_us <=",
+        "INSERT INTO supply_history",
         "FROM operation WHERE status NOT IN (7, 8, 9, 12)",
         "FROM operation WHERE fact_limit = 1",
         "UPDATE operation SET status",

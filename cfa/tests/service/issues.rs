@@ -1501,6 +1501,7 @@ async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
     let before = "UPDATE holding_history SET time_us = time_us - 345600000000";
     assert_eq!(world.holders("BOND-1").await.len(), 2);
     alter_store(folder.path(), before).await;
+    follow_history(folder.path()).await;
     // Trading stops days after the record day.
     let transfer = pb::TransferCfaRequest {
         context: context(&key()),

@@ -622,6 +622,22 @@ pub async fn alter_store_by(folder: &Path, statement: &'static str, arguments: &
     pool.close().await;
 }
 
+/// Sets the other times of the registry after its holders' history was moved to another time.
+pub async fn follow_history(folder: &Path) {
+    alter_store(
+        folder,
+        "UPDATE holding SET since_us = (SELECT MIN(time_us) FROM holding_history h \
+         WHERE h.token = holding.token AND h.address = holding.address)",
+    )
+    .await;
+    alter_store(
+        folder,
+        "UPDATE supply_history SET time_us = (SELECT MAX(time_us) FROM holding_history h \
+         WHERE h.token = supply_history.token AND h.block_number = supply_history.block_number)",
+    )
+    .await;
+}
+
 /// Numbers from a seed (splitmix64).
 pub struct Random(pub u64);
 

@@ -385,6 +385,7 @@ impl Api {
         let kind = CommandKind::SetStatus {
             subaccount_id,
             status,
+            reason,
         };
         let result = self
             .commit(writer, kind)

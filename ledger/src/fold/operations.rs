@@ -52,9 +52,8 @@ pub fn create(
             digest,
         }) = book.answers.get(&key)
         {
-            let refusal = Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus);
             return Err(Refused::replayed(
-                refusal,
+                Refusal::bound(reason),
                 None,
                 Replay::of(*digest == new.digest),
             ));

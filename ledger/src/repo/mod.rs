@@ -27,7 +27,7 @@ use events::EventRef;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub use audit::{SealedOperation, SealedPosting};
+pub use audit::{RecordFilter, RecordRow, SealedOperation, SealedPosting};
 pub use read::{HoldFilter, OperationFilter, PageBound, Reads, SubAccountFilter, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
@@ -173,8 +173,8 @@ pub trait Group: Send {
     /// time, so the times of a sub-account's postings never decrease.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
-    /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]) and
-    /// the events. `events` may be called on another thread during the write.
+    /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]), the
+    /// audit records and the events. `events` may be called on another thread during the write.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
     /// Folds, and saves the changes. May write rows while the fold continues.

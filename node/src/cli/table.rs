@@ -54,6 +54,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "Units of users in issues, as the market has them",
     ),
     ("market", "Phases and state of the market"),
+    (
+        "settle",
+        "Settlement of trades: positions, batches, differences",
+    ),
     ("user", "Users, limits and checks (identity)"),
     ("bank", "The sandbox bank: actions of a payer or the bank"),
 ];
@@ -85,6 +89,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "set" "SetVelocityLimit";
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
+        "ledger" "audit" "ListAuditRecords";
     }
     "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
@@ -161,6 +166,13 @@ pub const ENTRIES: &[Entry] = entries! {
         "market" "set-group" "SetMemberGroup";
         "market" "confirm-clock" "ConfirmClock";
         "market" "status" "GetMarketStatus";
+    }
+    "dfa.settlement.v1.SettlementService" {
+        "settle" "status" "GetSettlementStatus";
+        "settle" "batches" "ListBatches";
+        "settle" "breaks" "ListBreaks";
+        "settle" "retry" "RetrySettlement";
+        "settle" "bust" "BustTrade";
     }
     "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
