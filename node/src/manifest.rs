@@ -82,6 +82,12 @@ fn parts(config: &Config) -> Vec<Part> {
     add(true, Store, config.bank.data_dir.join("bank.db"));
     add(true, Store, config.cfa.data_dir.join("cfa.sqlite"));
     add(true, Store, config.payments.data_dir.join("payments.db"));
+    let has_own_approvals = config.approvals.url.is_empty();
+    add(
+        has_own_approvals,
+        Store,
+        config.approvals.data_dir.join("approvals.db"),
+    );
     add(true, Store, config.market.data_dir.join("market.db"));
     add(
         true,

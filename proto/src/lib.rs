@@ -36,6 +36,7 @@ package!(market);
 package!(identity);
 package!(chain);
 package!(audit);
+package!(approvals);
 package!(sandbox);
 
 pub mod checks;

@@ -4,6 +4,8 @@
 //! The path determines the rule: open paths pass, RPC paths need a role of their row in [`roles`],
 //! and every other path is a staff read. Denied by default: a path of the contract without a row is
 //! refused, and an RPC path outside it does not exist. Refusals use the protocol of the request.
+//! A person's call of a method that always needs an approval is refused here; a service's call may
+//! name the approval that it executes ([`Approved`]).
 //!
 //! Invariant: a handler sees only those roles of its caller that admit the called method.
 
@@ -16,11 +18,11 @@ use http::{HeaderMap, Method, header::AUTHORIZATION};
 use tonic::{Status, service::Routes};
 
 use crate::{
-    Caller, MESSAGE_BYTES_MAX, Role, Roles, connect,
+    Approved, Caller, MESSAGE_BYTES_MAX, Role, Roles, connect,
     contract::Contract,
     json::HttpError,
     observe,
-    roles::{self, Rule},
+    roles::{self, Rule, When},
     status,
 };
 
@@ -28,9 +30,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Authenticator {
-    /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services,
-    /// `sandbox.<role>.<user_id>` for investor, trader and issuer; several roles as `a+b`. They
-    /// prove no identity: for local use only.
+    /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services, `sandbox.<role>.<name>`
+    /// for a named member of staff, `sandbox.<role>.<user_id>` for investor, trader and issuer;
+    /// several roles as `a+b`. They prove no identity: for local use only.
     Sandbox,
 }
 
@@ -76,7 +78,16 @@ impl Authenticator {
         let caller = self.caller_of(headers)?;
         match rule {
             Rule::AnyOf(allowed) if allowed.intersects(caller.roles) => {
-                Ok(Some(admitted(caller, allowed)))
+                let mut caller = admitted(caller, allowed);
+                if caller.is_service()
+                    && let Some(approved) = Approved::read(headers)
+                {
+                    caller.subject = approved.subject();
+                }
+                if roles::approval(path).is_some_and(|row| row.when == When::Always) {
+                    caller.require_approval(path)?;
+                }
+                Ok(Some(caller))
             }
             Rule::Open | Rule::AnyOf(_) | Rule::Denied => Err(status::permission_denied(
                 "ROLE_REQUIRED",
@@ -111,15 +122,22 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
         .collect::<Option<Vec<_>>>()?
         .into_iter()
         .collect();
-    let user_id = parts.next();
+    let name = parts.next();
     let needs_user = roles.intersects(Roles::of(&Role::OWN));
     let well_formed = |id: &str| !id.is_empty() && id.len() <= 128 && !id.contains(':');
-    match user_id {
+    match name {
         Some(id) if needs_user && well_formed(id) => Some(Caller {
             subject: id.to_owned(),
             user_id: Some(id.to_owned()),
             roles,
         }),
+        Some(name) if !needs_user && is_person_name(name) && !roles.contains(Role::Service) => {
+            Some(Caller {
+                subject: name.to_owned(),
+                user_id: None,
+                roles,
+            })
+        }
         None if !needs_user => Some(Caller {
             subject: names.to_owned(),
             user_id: None,
@@ -127,6 +145,14 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
         }),
         _ => None,
     }
+}
+
+/// Name of a member of staff. One spelling per person: no upper case. A role is no name, since the
+/// subject of a token without a name is its roles.
+fn is_person_name(name: &str) -> bool {
+    let is_plain =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain) && Role::parse(name).is_none()
 }
 
 /// Wraps RPC routes in the access and observation layers, for calls in process:
@@ -182,6 +208,11 @@ mod tests {
         assert_eq!(trader.user_id.as_deref(), Some("u-1.x"));
         assert!(trader.roles.contains(Role::Trader) && trader.roles.contains(Role::Investor));
         assert!(auth.authenticate("sandbox.market-supervisor").is_ok());
+        for token in ["sandbox.operator.anna", "sandbox.treasury+compliance.anna"] {
+            let anna = auth.authenticate(token).unwrap();
+            assert_eq!(anna.person(), Some("anna"), "one person with two tokens");
+            assert_eq!(anna.user_id, None);
+        }
         for bad in [
             "",
             "sandbox",
@@ -189,7 +220,11 @@ mod tests {
             "sandbox.root",
             "sandbox.investor",
             "sandbox.investor.",
-            "sandbox.operator.u1",
+            "sandbox.operator.",
+            "sandbox.operator.Anna",
+            "sandbox.operator.treasury",
+            "sandbox.service.anna",
+            "sandbox.operator+service.anna",
             "sandbox.investor+root.u1",
             "sandbox.investor.a:b",
             "other.operator",
@@ -223,6 +258,31 @@ mod tests {
         assert!(decide(place, "sandbox.investor+operator.u1").acts_for_any_user());
         assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_any_user());
         assert_eq!(decide("/health", "sandbox.operator").roles, Roles::NONE);
+    }
+
+    // rows: R333
+    #[test]
+    fn d32_only_a_service_names_the_approval_that_it_executes() {
+        let auth = Authenticator::Sandbox;
+        let subject = |token: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+            let approved = Approved {
+                approval_id: "a-1".to_owned(),
+                requester: "anna".to_owned(),
+                approver: "boris".to_owned(),
+            };
+            approved.write(&mut headers).unwrap();
+            let path = "/dfa.market.v1.MarketService/SetTradingPhase";
+            let caller = auth.decide(&Method::POST, path, &headers).unwrap();
+            caller.expect("a caller").subject
+        };
+        assert_eq!(
+            subject("sandbox.service"),
+            "anna, approved by boris (approval a-1)"
+        );
+        assert_eq!(subject("sandbox.operator"), "operator");
+        assert_eq!(subject("sandbox.operator.anna"), "anna");
     }
 
     // rows: R332 R333

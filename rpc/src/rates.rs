@@ -40,7 +40,7 @@ pub const REFUSED: &str = "rpc_calls_over_rate_total";
 const CALLERS_MAX: usize = 16_384;
 
 /// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
-/// once (`design.md` 10). The latter also lift a freeze, block or halt.
+/// once (`design.md` 10). Lifting a freeze, block or halt by the same call needs an approval.
 const REDUCING: [&str; 9] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",

@@ -9,7 +9,7 @@ use tests::flow::Random;
 use tests::process::{Finished, Platform};
 use tests::shared::run;
 
-const STORES: [&str; 12] = [
+const STORES: [&str; 13] = [
     "events/log.db",
     "events/offsets.db",
     "chain/chain.sqlite",
@@ -19,6 +19,7 @@ const STORES: [&str; 12] = [
     "bank/bank.db",
     "cfa/cfa.sqlite",
     "payments/payments.db",
+    "approvals/approvals.db",
     "market/market.db",
     "settlement/settlement.db",
     "journal",

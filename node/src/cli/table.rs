@@ -51,6 +51,10 @@ pub const NOUNS: &[(&str, &str)] = &[
     ),
     ("market", "Phases and state of the market"),
     ("user", "Users, limits and checks (identity)"),
+    (
+        "approval",
+        "Calls that one person requests and another approves",
+    ),
     ("bank", "The sandbox bank: actions of a payer or the bank"),
 ];
 
@@ -169,6 +173,13 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "confirm-limit" "ConfirmLimit";
         "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
+    }
+    "dfa.approvals.v1.ApprovalService" {
+        "approval" "request" "RequestApproval";
+        "approval" "approve" "Approve";
+        "approval" "reject" "Reject";
+        "approval" "get" "GetApproval";
+        "approval" "list" "ListApprovals";
     }
     "dfa.sandbox.v1.SandboxBankService" {
         "bank" "pay" "Pay";
