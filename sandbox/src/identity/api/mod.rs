@@ -439,6 +439,9 @@ impl IdentityService for Api {
             daily: daily.unwrap_or(known.daily),
             refuse_with: ask.refuse_with,
         };
+        if limit.is_above(&known) {
+            caller.require_approval("dfa.identity.v1.IdentityService/SetLimit")?;
+        }
         repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
             .await
             .map_err(sql_status)?;
