@@ -226,11 +226,12 @@ impl Platform {
         let ask = json!({
             "method": path_of(name), "requestJson": request.to_string(), "reason": "test",
         });
-        let asked = self.ok(&staff("anna"), "approvals.RequestApproval", ask);
-        let asked = asked.await["approval"].clone();
+        let (anna, boris) = (staff("anna"), staff("boris"));
+        let asked = self.ok(&anna, "approvals.RequestApproval", ask).await;
+        let asked = &asked["approval"];
         let decision = json!({ "approvalId": asked["approvalId"], "hash": asked["hash"] });
-        let approved = self.ok(&staff("boris"), "approvals.Approve", decision);
-        let approved = approved.await["approval"].clone();
+        let approved = self.ok(&boris, "approvals.Approve", decision).await;
+        let approved = approved["approval"].clone();
         let executed = json!("APPROVAL_STATUS_EXECUTED");
         assert_eq!(approved["status"], executed, "{name}: {approved}");
         approved

@@ -309,9 +309,10 @@ async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
     assert!(status.kill_switch_engaged);
     assert_eq!(status.killed_user_ids, ["ann"]);
     // Lifting it takes two persons (D32).
+    let mut operator = world.operator();
     for (key, user) in [("k7", ""), ("k8", "ann")] {
-        let alone = world.operator().set_kill_switch(switch(key, user, false));
-        let reason = rpc::status::reason(&alone.await.unwrap_err());
+        let alone = operator.set_kill_switch(switch(key, user, false)).await;
+        let reason = rpc::status::reason(&alone.unwrap_err());
         assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
     }
     let mut approved = world.approved();
