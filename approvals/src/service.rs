@@ -3,7 +3,6 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use proto::common::v1::RequestContext;
 use rpc::{
     Approved, Caller, Context, forward,
     roles::{self, Rule},
@@ -200,14 +199,10 @@ impl Approvals {
             (_, true) => forward::request_json(&method, &ask.request).map_err(Fault::Request)?,
         };
         let approval_id = Uuid::now_v7().to_string();
-        let sent = RequestContext {
-            request_id: approval_id.clone(),
-            correlation_id: context.correlation_id.clone(),
-            idempotency_key: approval_id.clone(),
-            trace_id: context.trace_id.clone(),
-            source: SOURCE.to_owned(),
-            ..RequestContext::default()
-        };
+        let mut sent = context.child(SOURCE, &approval_id);
+        approval_id.clone_into(&mut sent.request_id);
+        // The caller chooses it; the called service would act in its name.
+        sent.user_id.clear();
         let request = forward::encode(&method, &json, &sent).map_err(Fault::Request)?;
         if request.len() > REQUEST_BYTES_MAX {
             return Err(too_long("request"));

@@ -10,7 +10,6 @@ use bytes::{Buf, BufMut, Bytes};
 use http::uri::PathAndQuery;
 use prost::Message;
 use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, Value};
-use proto::common::v1::RequestContext;
 use tonic::{
     Request, Status,
     client::Grpc,
@@ -18,7 +17,7 @@ use tonic::{
     metadata::MetadataMap,
 };
 
-use crate::{Approved, Channel, contract::Contract, json, status};
+use crate::{Approved, Channel, Context, contract::Contract, json, status};
 
 /// Encodes the request of `package.Service/Method` from its proto3 JSON form, with this context in
 /// place of its own.
@@ -26,7 +25,7 @@ use crate::{Approved, Channel, contract::Contract, json, status};
 /// # Errors
 /// INVALID_ARGUMENT for an unknown method, for text that is not such a request, and for values that
 /// the method's server refuses by their form (D48, D49).
-pub fn encode(method: &str, text: &str, context: &RequestContext) -> Result<Vec<u8>, Status> {
+pub fn encode(method: &str, text: &str, context: &Context) -> Result<Vec<u8>, Status> {
     let input = input_of(method)?;
     let bad = |why: String| status::invalid_argument("request", why);
     let mut deserializer = serde_json::Deserializer::from_str(text);
@@ -40,7 +39,8 @@ pub fn encode(method: &str, text: &str, context: &RequestContext) -> Result<Vec<
     let Kind::Message(kind) = field.kind() else {
         return Err(bad("has no context".to_owned()));
     };
-    let context = DynamicMessage::decode(kind, context.encode_to_vec().as_slice());
+    let context = context.to_proto().encode_to_vec();
+    let context = DynamicMessage::decode(kind, context.as_slice());
     let context = context.map_err(|error| status::internal(&error))?;
     message.set_field(&field, Value::Message(context));
     let bytes = message.encode_to_vec();
@@ -162,15 +162,11 @@ mod tests {
 
     #[test]
     fn a_request_has_the_given_context_and_what_its_json_shows() {
-        let context = RequestContext {
-            request_id: "a-1".into(),
-            idempotency_key: "a-1".into(),
-            ..RequestContext::default()
-        };
+        let context = Context::new("test").child("test", "a-1");
         let text = r#"{"userId":"u1","reason":"paid","context":{"idempotencyKey":"mine"}}"#;
         let bytes = encode(UNBLOCK, text, &context).unwrap();
         let read = proto::identity::v1::UnblockUserRequest::decode(bytes.as_slice()).unwrap();
-        assert_eq!(read.context, Some(context.clone()));
+        assert_eq!(read.context, Some(context.to_proto()));
         assert_eq!(
             (read.user_id.as_str(), read.reason.as_str()),
             ("u1", "paid")

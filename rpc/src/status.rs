@@ -43,8 +43,8 @@ pub fn failed_precondition(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::FailedPrecondition, reason, message)
 }
 
-/// 400: a person calls a method that needs an approval (D32). The metadata names the method, and the
-/// call that requests the approval.
+/// 400: a person calls a method that needs an approval (D32). The metadata names the method, and
+/// the call that requests the approval.
 pub fn approval_required(method: &str) -> Status {
     let metadata = HashMap::from([
         (
