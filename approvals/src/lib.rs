@@ -113,13 +113,13 @@ pub fn start(
 }
 
 impl ApprovalsHandle {
-    /// RPC of the service, for its server and its local slot.
+    /// RPC and HTTP of the service, for its server and its local slot.
     pub fn service(&self) -> rpc::Service {
         let server = ApprovalServiceServer::new(Api(self.approvals.clone()));
         rpc::Service {
             name: SOURCE,
             routes: Routes::new(rpc::grpc_server!(server)),
-            http: axum::Router::new(),
+            http: api::http::router(self.approvals.clone()),
             health: self.approvals.health.clone(),
         }
     }

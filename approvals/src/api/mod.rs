@@ -1,6 +1,7 @@
-//! `ApprovalService`: decodes requests, calls use cases, encodes responses.
+//! `ApprovalService` and its HTTP read: decodes requests, calls use cases, encodes responses.
 
 mod convert;
+pub mod http;
 
 use std::sync::Arc;
 

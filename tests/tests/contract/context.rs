@@ -145,9 +145,7 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
             "context": context_with_key(&payment), "userId": user.id, "amount": rub("70.00"),
             "paymentId": payment,
         });
-        let first = platform
-            .ok(SERVICE, "cfa.IssueCfaRub", issue.clone())
-            .await;
+        let first = platform.ok(SERVICE, "cfa.IssueCfaRub", issue.clone()).await;
         platform.balance_is(&user.cash(), "70.00").await;
         let (second, headers) = platform
             .call_with_headers(SERVICE, "cfa.IssueCfaRub", issue)
