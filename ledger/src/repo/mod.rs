@@ -122,7 +122,9 @@ pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, 
     if config.url.is_empty() {
         Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))
     } else {
-        Ok(Box::new(postgres::snapshot(crate::url::postgres(&config.url)?).await?))
+        Ok(Box::new(
+            postgres::snapshot(crate::url::postgres(&config.url)?).await?,
+        ))
     }
 }
 

@@ -938,7 +938,11 @@ async fn t48_payouts_of_a_blocked_or_sanctioned_user_wait() {
         user_id: ALICE.into(),
         reason: "lifted".into(),
     };
-    world.approved_identity().unblock_user(unblock).await.unwrap();
+    world
+        .approved_identity()
+        .unblock_user(unblock)
+        .await
+        .unwrap();
     world.until_stopped("po-1", "Sanctions list hit").await;
     world.identity().update_user(listed(false)).await.unwrap();
     world.until_payout("po-1", SUCCESS).await;
