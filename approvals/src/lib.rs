@@ -52,7 +52,7 @@ const SOURCE: &str = "approvals";
 /// Dependencies of the service.
 pub struct ApprovalsDeps {
     pub log: Arc<dyn events::Log>,
-    /// Services whose calls it makes, with a service credential, by the area of their package:
+    /// Services whose calls it makes, with its own credential, by the area of their package:
     /// `ledger` of `dfa.ledger.v1`.
     pub services: HashMap<&'static str, rpc::Channel>,
     pub clock: Clock,

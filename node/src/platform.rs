@@ -24,6 +24,8 @@ use crate::manifest::Manifest;
 
 /// Credential of the platform's own services.
 const SERVICE: &str = "sandbox.service";
+/// Credential of the approvals service.
+const APPROVALS: &str = "sandbox.service.approvals";
 
 /// Listening addresses.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -151,13 +153,14 @@ impl LocalEndpoints {
 
     /// The services with calls that take an approval, by the area of their package.
     fn approvable(&self) -> HashMap<&'static str, Channel> {
-        HashMap::from([
-            ("ledger", self.ledger()),
-            ("cfa", self.cfa()),
-            ("payments", self.payments()),
-            ("identity", self.identity()),
-            ("market", self.market()),
-        ])
+        let slots = [
+            ("ledger", &self.ledger),
+            ("cfa", &self.cfa),
+            ("payments", &self.payments),
+            ("identity", &self.identity),
+            ("market", &self.market),
+        ];
+        HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
 
     fn clear(&self) {

@@ -1,7 +1,8 @@
 //! The approval that a service's call executes, in the metadata of the call (D32).
 //!
 //! The access layer makes it the subject of the caller, so logs, audit records and the scope of
-//! idempotency keys name both persons and the approval. Ignored unless the caller is a service.
+//! idempotency keys name both persons and the approval. Ignored unless the caller is the approvals
+//! service.
 
 use http::{HeaderMap, HeaderValue};
 

@@ -89,6 +89,10 @@ impl Roles {
         Roles(self.0 & other.0)
     }
 
+    pub const fn without(self, role: Role) -> Roles {
+        Roles(self.0 & !(1 << role as u16))
+    }
+
     pub const fn contains(self, role: Role) -> bool {
         self.0 & (1 << role as u16) != 0
     }
@@ -146,7 +150,8 @@ impl Caller {
         ))
     }
 
-    /// True for a platform service, whose calls need no approval.
+    /// True for a platform service, whose calls need no approval. In a handler of such a call, only
+    /// for a credential with no other role.
     pub fn is_service(&self) -> bool {
         self.roles.contains(Role::Service)
     }

@@ -194,7 +194,7 @@ impl From<OverRate> for Status {
 }
 
 /// (True for a user, subject). A user may have the same subject as staff, whose subjects are names
-/// of roles.
+/// of roles or of persons.
 type Key = (bool, String);
 
 fn key_of(caller: &Caller) -> Key {

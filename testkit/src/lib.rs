@@ -23,4 +23,4 @@ pub use doubles::{Fault, Registry, Reservation, ServiceDoubles, TestUser, in_mem
 pub use wait::{PATIENCE, eventually};
 
 /// Credential of the calls that the approvals service makes for two persons (D32).
-pub const APPROVED: &str = "sandbox.service";
+pub const APPROVED: &str = "sandbox.service.approvals";

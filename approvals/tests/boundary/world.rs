@@ -269,7 +269,7 @@ async fn run(
     clock: &Clock,
     stop: &CancellationToken,
 ) -> ApprovalsHandle {
-    let identity = Channel::local(target, "sandbox.service");
+    let identity = Channel::local(target, testkit::APPROVED);
     let deps = ApprovalsDeps {
         log: log.clone(),
         services: HashMap::from([("identity", identity)]),

@@ -72,6 +72,14 @@ fn d32_a_call_is_requested_and_approved_by_the_command_line() {
         args.extend(unblock);
         let alone = platform.cli(&args).await;
         assert!(alone.stderr.contains("needs an approval"), "{alone:?}");
+        // Nor does the default token, with all its roles, lift it or request that.
+        let desk = platform.cli(&unblock).await;
+        assert!(desk.stderr.contains("needs an approval"), "{desk:?}");
+        let mut request = unblock.to_vec();
+        request.extend(["--approval", "the drill is over"]);
+        let nameless = platform.cli(&request).await;
+        let refusal = "Caller is not a named person";
+        assert!(nameless.stderr.contains(refusal), "{nameless:?}");
         args.extend(["--approval", "the drill is over"]);
         let asked = platform.cli(&args).await.success().json();
         let (id, hash) = (
