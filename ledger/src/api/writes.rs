@@ -385,7 +385,8 @@ impl Api {
             caller.require_approval("dfa.ledger.v1.LedgerService/SetSubAccountStatus")?;
         }
         let reason = convert::text("reason", message.reason).map_err(refused)?;
-        tracing::info!(%subaccount_id, %status, reason, "sub-account status change requested");
+        let by = caller.subject.as_str();
+        tracing::info!(%subaccount_id, %status, reason, by, "sub-account status change requested");
         let kind = CommandKind::SetStatus {
             subaccount_id,
             status,
