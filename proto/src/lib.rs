@@ -37,6 +37,7 @@ package!(identity);
 package!(chain);
 package!(audit);
 package!(settlement);
+package!(approvals);
 package!(sandbox);
 
 pub mod checks;

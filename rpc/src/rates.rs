@@ -40,7 +40,7 @@ pub const REFUSED: &str = "rpc_calls_over_rate_total";
 const CALLERS_MAX: usize = 16_384;
 
 /// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
-/// once (`design.md` 10). The latter also lift a freeze, block or halt.
+/// once (`design.md` 10). Lifting a freeze, block or halt by the same call needs an approval.
 const REDUCING: [&str; 10] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
@@ -195,7 +195,7 @@ impl From<OverRate> for Status {
 }
 
 /// (True for a user, subject). A user may have the same subject as staff, whose subjects are names
-/// of roles.
+/// of roles or of persons.
 type Key = (bool, String);
 
 fn key_of(caller: &Caller) -> Key {

@@ -134,7 +134,14 @@ async fn assert_recovered(
     terminal.acknowledged(placed + 1, Side::Buy, 9_000, 1).await;
     let fresh = tests::process::client();
     for listener in [
-        "all", "ledger", "cfa", "payments", "market", "identity", "chain",
+        "all",
+        "ledger",
+        "cfa",
+        "payments",
+        "market",
+        "identity",
+        "approvals",
+        "chain",
     ] {
         let health = fresh.get(format!("{}/health", platform.url(listener)));
         let answer = health.send().await.expect("a new connection");

@@ -974,9 +974,10 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         let context = message.context.take();
         let context = context_with_digest(&caller, context, &message)?;
-        // An operator may block a redemption. Only compliance or a service clears it (R089).
+        // An operator may block a redemption. Compliance clears it by an approval (R089, D32).
         if !message.blocked {
             caller.require(&[Role::Compliance, Role::Service])?;
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock")?;
         }
         let blocked = self
             .service

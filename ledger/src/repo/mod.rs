@@ -56,7 +56,7 @@ impl Store {
                 writes: Arc::new(writes),
             }
         } else {
-            let (reads, writes) = postgres::open(config.url.postgres()?).await?;
+            let (reads, writes) = postgres::open(crate::url::postgres(&config.url)?).await?;
             Store {
                 reads: Arc::new(reads),
                 writes: Arc::new(writes),
@@ -122,7 +122,9 @@ pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, 
     if config.url.is_empty() {
         Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))
     } else {
-        Ok(Box::new(postgres::snapshot(config.url.postgres()?).await?))
+        Ok(Box::new(
+            postgres::snapshot(crate::url::postgres(&config.url)?).await?,
+        ))
     }
 }
 

@@ -303,7 +303,18 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    compliance
+    // Freezing takes one person, lifting the freeze two (D32).
+    let alone = compliance
+        .set_sub_account_status(set("s7", "u1:CFA-RUB", SubAccountStatus::Active))
+        .await;
+    refused(
+        alone,
+        Code::FailedPrecondition,
+        "APPROVAL_REQUIRED",
+        "This call needs an approval",
+    );
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved
         .set_sub_account_status(set("s3", "u1:CFA-RUB", SubAccountStatus::Active))
         .await
         .unwrap();
@@ -353,7 +364,7 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         );
     };
     closed(world.open_hold("h-late", new_hold("u3", RUB, "1")).await);
-    let answer = compliance
+    let answer = approved
         .set_sub_account_status(set("s6", "u3:CFA-RUB", SubAccountStatus::Active))
         .await;
     refused(

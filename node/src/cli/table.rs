@@ -59,6 +59,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "Settlement of trades: positions, batches, differences",
     ),
     ("user", "Users, limits and checks (identity)"),
+    (
+        "approval",
+        "Calls that one person requests and another approves",
+    ),
     ("bank", "The sandbox bank: actions of a payer or the bank"),
 ];
 
@@ -188,6 +192,13 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "confirm-limit" "ConfirmLimit";
         "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
+    }
+    "dfa.approvals.v1.ApprovalService" {
+        "approval" "request" "RequestApproval";
+        "approval" "approve" "Approve";
+        "approval" "reject" "Reject";
+        "approval" "get" "GetApproval";
+        "approval" "list" "ListApprovals";
     }
     "dfa.sandbox.v1.SandboxBankService" {
         "bank" "pay" "Pay";

@@ -17,12 +17,15 @@ const CHAIN: &[&str] = &["alloy", "revm"];
 const WALLS: [Wall; 5] = [
     (
         &["prost", "prost-types", "tonic", "tonic-prost", "tonic-types"],
-        &["cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox", "service-clients", "settlement"],
+        &[
+            "approvals", "cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox",
+            "service-clients", "settlement",
+        ],
         "contract types stay with the contracts, their clients and the services",
     ),
     (
         &["sqlx"],
-        &["cfa", "chain", "events", "gateway", "ledger", "payments", "sandbox", "settlement"],
+        &["approvals", "cfa", "chain", "events", "gateway", "ledger", "payments", "sandbox", "settlement"],
         "SQL stays with the crates that have a store",
     ),
     (&["rusqlite"], &["events", "ledger"], "only the ledger's writer uses SQLite without sqlx"),
