@@ -202,6 +202,8 @@ fn refused(refusal: BustRefusal) -> Status {
     let text = match refusal {
         BustRefusal::NotWaiting => "Trade is not in the batch that waits for the chain",
         BustRefusal::NotStuck => "Batch of the trade is not stuck",
+        BustRefusal::Submitted => "Batch of the trade is with the chain service",
+        BustRefusal::Away => return status::unavailable("Chain service", 1_000),
     };
     status::failed_precondition("TRADE_NOT_STUCK", text)
 }

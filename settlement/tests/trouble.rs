@@ -213,6 +213,19 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     let nameless = operators.bust_trade(bust(&refused, " ")).await;
     assert_eq!(nameless.unwrap_err().code(), tonic::Code::InvalidArgument);
 
+    // A batch that the chain service has: the trade is bust only by the outcome there.
+    {
+        let mut state = platform.chain.state.lock().unwrap();
+        let (id, trades) = (batch.batch_id.clone(), vec![refused.clone()]);
+        state.failed.insert(id.clone(), trades.clone());
+        state.batches.push((id, trades));
+    }
+    let submitted = operators.bust_trade(bust(&refused, "test")).await;
+    let submitted = submitted.unwrap_err();
+    assert_eq!(submitted.code(), tonic::Code::FailedPrecondition);
+    assert!(submitted.message().contains("with the chain service"));
+    platform.chain.state.lock().unwrap().batches.pop();
+
     let first = operators.bust_trade(bust(&refused, "token is gone")).await;
     let first = first.unwrap();
     assert!(first.metadata().get("idempotent-replayed").is_none());

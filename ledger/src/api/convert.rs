@@ -124,16 +124,16 @@ pub fn text(field: &str, text: String) -> Result<String, Refusal> {
 /// Converts a transaction hash, `0x` and 64 hexadecimal digits, to lower case, so that equal hashes
 /// are equal texts. An empty text is `None`.
 pub fn tx_hash(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else {
+    let Some(hash) = optional_id(field, text)? else {
         return Ok(None);
     };
-    let is_hash = text.strip_prefix("0x").is_some_and(|digits| {
+    let is_hash = hash.strip_prefix("0x").is_some_and(|digits| {
         digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     });
     if !is_hash {
         return Err(Refusal::invalid(field, "must be `0x` and 64 hex digits"));
     }
-    Ok(Some(text.to_ascii_lowercase().into()))
+    Ok(Some(hash.to_ascii_lowercase().into()))
 }
 
 /// Converts a required positive amount.

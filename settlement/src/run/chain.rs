@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use service_clients::cfa::{TradeBatch, TradeBatchStatus};
 use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
@@ -115,6 +116,8 @@ impl BatchDriver {
         }
         let tracker = &self.shared.tracker;
         tracker.complete(self.row.number, lags_us, &bust_commands);
+        let withdrawn = self.trade_ids(&self.row.saga.withdrawn);
+        self.shared.forget_requests(&withdrawn);
         Ok(())
     }
 
@@ -143,13 +146,18 @@ impl BatchDriver {
     async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<StepResult, Halt> {
         let batch = request::attempt(&self.trade_batch, attempt, trades);
         let context = caused_by(&format!("{SOURCE}:{}", batch.batch_id));
+        // The last answer of the chain service was a refusal. After any other one, or before the
+        // first, an earlier call of this batch may still be accepted.
+        let is_refused = AtomicBool::new(false);
         loop {
-            let (this, batch, context) = (self, &batch, &context);
+            let (this, batch, context, is_refused) = (self, &batch, &context, &is_refused);
             let submitting = self.call(&batch.batch_id, || async move {
-                if !this.requested(trades).is_empty() {
+                if is_refused.load(Ordering::Relaxed) && !this.requested(trades).is_empty() {
                     return Ok(false);
                 }
                 let sent = this.shared.cfa.settle_trades(context, batch).await;
+                let refused = matches!(sent, Err(CallError::Refused(_)));
+                is_refused.store(refused, Ordering::Relaxed);
                 sent.map(|()| true)
             });
             if submitting.await? {

@@ -47,7 +47,7 @@ pub use commands::{JournalPort, journal_port};
 use failure::CurrentFailures;
 pub use failure::WaitingStep;
 use halt::Halt;
-pub use operators::{BustRefusal, OpenBatch, Operators, Status};
+pub use operators::{BustRefusal, OpenBatch, Operators};
 
 /// Settings of settlement.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -214,7 +214,7 @@ impl SharedState {
         locked.expect("no code panics while it holds the lock")
     }
 
-    /// Ends requests to bust trades that are with the chain service.
+    /// Ends requests to bust trades that are bust, or with the chain service.
     fn forget_requests(&self, trades: &[Id128]) {
         self.requested().retain(|trade, _| !trades.contains(trade));
     }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use replica::Replica;
+use service_clients::caused_by;
 use service_clients::cfa::TradeBatch;
 use types::{Id128, Sequence, derived};
 
@@ -15,6 +16,7 @@ use super::failure::{self, WaitingStep};
 use super::{SharedState, now_us};
 use crate::progress::Stats;
 use crate::repo::{BreakFilter, BreakRow, RequestedBust, StoreError};
+use crate::request::SOURCE;
 use crate::saga::State;
 
 /// Maximum waiting steps per answer.
@@ -53,6 +55,10 @@ pub enum BustRefusal {
     NotWaiting,
     /// Its batch has not been refused repeatedly.
     NotStuck,
+    /// The chain service has its batch, and may have sent it.
+    Submitted,
+    /// The chain service does not tell whether it has its batch.
+    Away,
 }
 
 /// The calls of operators.
@@ -173,6 +179,15 @@ impl Operators {
         let attempt = derived::attempt_id(&row.batch_id, row.saga.attempt);
         if !state.failures.is_stuck(failure::CHAIN, &attempt) {
             return Ok(Err(BustRefusal::NotStuck));
+        }
+        let context = caused_by(&format!("{SOURCE}:{attempt}"));
+        match state.cfa.trade_batch(&context, &attempt, 0).await {
+            Ok(_) => return Ok(Err(BustRefusal::Submitted)),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                tracing::warn!(%error, batch = attempt, "cannot ask for the batch of a bust trade");
+                return Ok(Err(BustRefusal::Away));
+            }
         }
         let request = RequestedBust {
             trade_id,
