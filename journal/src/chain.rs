@@ -10,6 +10,8 @@ pub(crate) struct ChainScan {
     /// Checksum of the last frame read; inside a unit it is newer than `end.crc`.
     pub crc: u32,
     unit: Vec<Frame>,
+    /// Memory of payloads that were visited, for the next ones: a replay allocates no frame.
+    spare: Vec<Vec<u8>>,
     /// Bytes of the segment of `end` that a truncation keeps: whole units and batches.
     pub keep: u64,
     /// File and offset where the last batch ends without all units that its mark names.
@@ -36,6 +38,7 @@ impl ChainScan {
             },
             crc: 0,
             unit: Vec::new(),
+            spare: Vec::new(),
             keep: 0,
             short_at: None,
         }
@@ -112,7 +115,8 @@ impl ChainScan {
         self.keep = start as u64;
         while self.end.sequence < mark.last {
             let offset = at as u64;
-            match frame::read(&bytes[at..]) {
+            let memory = self.spare.pop().unwrap_or_default();
+            match frame::read_with(&bytes[at..], memory) {
                 Found::Frame(frame) if frame.prev == self.crc => {
                     at += frame::frame_bytes(frame.payload.len());
                     self.crc = frame.crc;
@@ -127,6 +131,7 @@ impl ChainScan {
                             offset,
                             reason,
                         })?;
+                        self.spare.push(frame.payload);
                     }
                     self.end.offset = bytes.len() as u64;
                     self.end.sequence = sequence;

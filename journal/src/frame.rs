@@ -232,6 +232,11 @@ pub enum Found {
 
 /// Decodes the frame or mark at the start of `bytes`. The caller checks the chain and extents.
 pub fn read(bytes: &[u8]) -> Found {
+    read_with(bytes, Vec::new())
+}
+
+/// As [`read`], with the memory of an earlier payload for the payload.
+pub(crate) fn read_with(bytes: &[u8], mut memory: Vec<u8>) -> Found {
     let Some(head) = bytes.get(..HEADER_BYTES) else {
         return Found::Short;
     };
@@ -268,6 +273,8 @@ pub fn read(bytes: &[u8]) -> Found {
             prev,
         });
     }
+    memory.clear();
+    memory.extend_from_slice(payload);
     Found::Frame(Frame {
         kind: if kind == 1 {
             FrameKind::Command
@@ -280,7 +287,7 @@ pub fn read(bytes: &[u8]) -> Found {
         durable: u64_at(head, 24),
         prev,
         crc,
-        payload: payload.to_vec(),
+        payload: memory,
     })
 }
 
