@@ -415,7 +415,7 @@ fn pending_receipt_keys(operation: &Operation) -> Vec<Id> {
 pub fn new_operation_receipt_keys(
     user_id: &Id,
     key: &Id,
-    reference: Option<(crate::model::OperationType, &Id)>,
+    reference: Option<(OperationType, &Id)>,
     tx_hash: Option<&Id>,
 ) -> Vec<Id> {
     let mut keys = vec![target_key(&Target::Key {
