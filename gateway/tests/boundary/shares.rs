@@ -114,8 +114,8 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
             assert_eq!(is, (0, id, RejectReason::Busy));
         }
         drop(stalled);
-        // Each request is answered once, those that were carried out in order. On a busy machine the
-        // engine's ring may stay full until the hot thread refuses some.
+        // Each request is answered once, those that were carried out in order. On a busy machine
+        // the engine's ring may stay full until the hot thread refuses some.
         let (mut answered, mut last) = (HashSet::new(), 0);
         for _ in 0..=SLOTS {
             let (_, message) = ann.until(is_answer).await;
