@@ -62,8 +62,8 @@ fn ledger(stage: &Stage, name: &str) -> Option<Value> {
         }),
         "ledger.SetVelocityLimit" => json!({
             "limit": {
-                "userId": victim.id, "instrumentId": "CFA-RUB", "side": "POSTING_SIDE_DEBIT",
-                "windowSeconds": 3_600, "amount": { "value": "1000000.00" },
+                "limitId": fresh(), "userId": victim.id, "instrumentId": "CFA-RUB",
+                "side": "POSTING_SIDE_DEBIT", "windowSeconds": 3_600, "amount": { "value": "1000000.00" },
             },
             "reason": "a drill",
         }),
