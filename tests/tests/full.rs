@@ -256,7 +256,7 @@ fn r186_trades_matched_while_the_ledger_has_no_database_are_settled_once() {
     run(async {
         let database = Server::postgres();
         let env = [("PLATFORM_LEDGER__URL", database.address.as_str())];
-        let platform = Platform::start_with(&env).await;
+        let mut platform = Platform::start_with(&env).await;
         let (buyer, seller) = (platform.rich("1000.00").await, platform.trader().await);
         let bond = platform.bond().await;
         platform.issue(&bond, &seller, "10").await;
