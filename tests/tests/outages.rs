@@ -1,5 +1,5 @@
-//! Recovery without a restart after a temporary fault: the bank is unavailable under traffic, silent
-//! connections exhaust the file descriptors, or the chain stalls.
+//! Recovery without a restart after a temporary fault: the bank is unavailable under traffic,
+//! silent connections exhaust the file descriptors, or the chain stalls.
 
 use std::time::{Duration, Instant};
 
