@@ -184,7 +184,7 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     let listed = operators.list_batches(pb::ListBatchesRequest::default());
     let batch = listed.await.unwrap().into_inner().batches.remove(0);
     assert_eq!(batch.state(), pb::BatchState::Posted);
-    assert_eq!(batch.trade_ids, [refused.clone()]);
+    assert_eq!(batch.trade_ids, std::slice::from_ref(&refused));
     let status = pb::GetSettlementStatusRequest::default();
     let status = operators.get_settlement_status(status).await.unwrap();
     let waiting = status.into_inner().waiting.remove(0);

@@ -110,7 +110,7 @@ impl CurrentFailures {
         steps.sort_by_key(|(_, failure)| !failure.is_stuck);
         let steps = steps.into_iter().take(max);
         let step = |((part, id), failure): (&(&'static str, String), &Failure)| WaitingStep {
-            part: *part,
+            part,
             id: id.clone(),
             reason: failure.reason.clone(),
             is_stuck: failure.is_stuck,
