@@ -371,11 +371,11 @@ impl Service {
         };
         match submitted.await {
             Ok(submitted) => {
-                match operation.flow {
-                    Flow::RedeemRub => failpoint::reach(failpoint::BURN_SUBMITTED),
-                    Flow::IssueRub => failpoint::reach(failpoint::MINT_SUBMITTED),
-                    _ => {}
-                }
+                failpoint::reach(match operation.flow {
+                    Flow::RedeemRub => failpoint::BURN_SUBMITTED,
+                    Flow::IssueRub => failpoint::MINT_SUBMITTED,
+                    _ => failpoint::UNITS_SUBMITTED,
+                });
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
                 operation.progress.chain = Chain::Sent;
                 operation.set_status(Status::OnchainSubmitted, self.now_us());
@@ -520,6 +520,7 @@ impl Service {
                     tx_hash,
                 )
                 .await?;
+            failpoint::reach(failpoint::OPERATION_SETTLED);
         }
         operation.progress.settled = true;
         self.save(operation).await

@@ -35,6 +35,7 @@ use super::workers::log_failure;
 use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
     REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
@@ -440,10 +441,13 @@ impl Service {
 
     async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
         let submitted = self.chain.submit(key, &action.call()).await?;
-        self.chain
+        let receipt = self
+            .chain
             .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
             .await?
-            .ok_or(Error::Unavailable("Blockchain"))
+            .ok_or(Error::Unavailable("Blockchain"))?;
+        failpoint::reach(failpoint::REDEMPTION_STEP);
+        Ok(receipt)
     }
 
     async fn fail(&self, redemption: &mut IssueRedemption, why: &str) -> Result<(), Error> {

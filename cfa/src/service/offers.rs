@@ -12,6 +12,7 @@ use super::workers::log_failure;
 use super::{PEER_CALLS, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{CFA_RUB, Flow, Offer, OfferSide, OfferStatus, Operation, Status};
 use crate::peers::{self, SOURCE};
 use crate::repo::OfferInsert;
@@ -390,6 +391,7 @@ impl Service {
         match before {
             OfferStatus::Pending => {
                 self.make_hold(&offer, is_first).await?;
+                failpoint::reach(failpoint::OFFER_HELD);
                 offer.status = OfferStatus::Active;
             }
             OfferStatus::Cancelled | OfferStatus::Expired => self.release_offered(&offer).await?,

@@ -640,6 +640,42 @@ async fn t23_trading_can_be_counted_by_value() {
     world.stop().await;
 }
 
+// rows: R036
+#[tokio::test]
+async fn d49_an_order_value_that_is_no_amount_is_refused_even_if_quantities_are_counted() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for (currency_code, value) in [
+        ("RUB", "NaN"),
+        ("RUB", "abc"),
+        ("RUB", ""),
+        ("RUB", "-1"),
+        ("EUR", "1"),
+    ] {
+        let ask = wire::CheckLimitsRequest {
+            notional: Some(common::Money {
+                currency_code: currency_code.into(),
+                amount: Some(common::Decimal {
+                    value: value.into(),
+                }),
+            }),
+            ..limit_ask(TRADING, 100)
+        };
+        let refused = world.client().check_limits(ask).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{value}");
+        let text = refused.message();
+        assert!(text.starts_with("notional: "), "{value}: {text}");
+    }
+    // An order worth less than a kopeck has the value zero.
+    let ask = wire::CheckLimitsRequest {
+        notional: Some(to_money(0)),
+        ..limit_ask(TRADING, 100)
+    };
+    let allowed = world.client().check_limits(ask).await.unwrap();
+    assert!(allowed.into_inner().allowed);
+    world.stop().await;
+}
+
 // rows: R235 R242 R036
 #[tokio::test]
 async fn r242_every_change_of_a_user_publishes_an_event_in_order() {

@@ -7,6 +7,7 @@ mod emitters;
 mod every_service;
 mod followed;
 mod metrics;
+mod money;
 mod outside;
 mod pages;
 mod protocols;

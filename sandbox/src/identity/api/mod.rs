@@ -244,11 +244,11 @@ impl IdentityService for Api {
         rpc::context::record_read_context(ask.context);
         let limit_type = limit_type(ask.limit_type)?;
         let mut amount = amount("amount", ask.amount.as_ref())?;
-        if limit_type == LimitType::Trading
-            && self.0.basis == TradingBasis::Notional
-            && ask.notional.is_some()
-        {
-            amount = convert::amount("notional", ask.notional.as_ref())?;
+        if let Some(notional) = &ask.notional {
+            let notional = convert::notional(notional)?;
+            if limit_type == LimitType::Trading && self.0.basis == TradingBasis::Notional {
+                amount = notional;
+            }
         }
         let user = self.user(&ask.user_id).await?;
         let limit = self.limit(&ask.user_id, limit_type).await?;
