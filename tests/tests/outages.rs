@@ -246,8 +246,8 @@ async fn relayed(
     Ok(([("content-type", "application/json")], answer))
 }
 
-/// A platform whose chain is the development chain of another one, behind a relay. It signs with
-/// the other one's key, since that account has the coins.
+/// Two platforms: the second uses the development chain of the first through a proxy, which the
+/// sender stops. It has the key of the first, whose account has the coins.
 async fn with_a_relayed_chain() -> (Platform, Platform, watch::Sender<bool>) {
     let chain = Platform::start().await;
     let (url, switch) = Relay::serve(chain.url("chain_rpc")).await;

@@ -131,8 +131,8 @@ impl Operators {
         self.state.repo.list_breaks(filter, bound, limit).await
     }
 
-    /// Ends the pauses of all waiting steps and compares open differences at once. `None`: neither
-    /// a step nor an open difference has this id; an empty id stands for any.
+    /// Ends the pauses of all waiting steps and compares open differences at once. `None`: no step
+    /// and no open difference has this id. An empty id is not looked up.
     ///
     /// # Errors
     /// As [`Self::status`].
