@@ -63,6 +63,12 @@ pub enum Refusal {
     SubscriptionNotFound,
     #[error("Too many active subscriptions")]
     TooManySubscriptions,
+    #[error("No active offer of this holder")]
+    NotOffered,
+    #[error("Offer not found")]
+    OfferNotFound,
+    #[error("Too many active offers")]
+    TooManyOffers,
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
     #[error("Another user has the same on-chain address")]

@@ -1,5 +1,4 @@
-//! Failpoints: a test kills the process between a step of an issue or redemption of CFA-RUB and its
-//! record.
+//! Failpoints: a test kills the process between a step of a saga and its record.
 
 pub use service_kit::failpoint::reach;
 
@@ -21,3 +20,14 @@ pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";
 pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
 /// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
+
+/// The transaction of an issue, redemption or transfer of units is submitted; its hash is not
+/// recorded.
+pub const UNITS_SUBMITTED: &str = "cfa.units_submitted";
+/// The ledger has made the operation final; that is not recorded.
+pub const OPERATION_SETTLED: &str = "cfa.operation_settled";
+/// The payment or the units of an offer are held; the offer is not active.
+pub const OFFER_HELD: &str = "cfa.offer_held";
+/// A transaction of the redemption of an issue is in a block, first the funding, then the parts; it
+/// is not recorded.
+pub const REDEMPTION_STEP: &str = "cfa.redemption_step";

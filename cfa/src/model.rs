@@ -307,6 +307,13 @@ pub struct Instrument {
     pub updated_at_us: i64,
 }
 
+impl Instrument {
+    /// Whether the issue has reached its maturity.
+    pub fn is_mature(&self, now_us: i64) -> bool {
+        self.matures_at_us.is_some_and(|at_us| at_us <= now_us)
+    }
+}
+
 code_enum! {
     BatchStatus: i32 {
         Submitted = 1 "SUBMITTED",
@@ -353,8 +360,17 @@ pub struct SuspendedDeposit {
 }
 
 code_enum! {
-    SubscriptionStatus: i32 {
-        /// The hold of the payment is not confirmed yet.
+    OfferSide: i32 {
+        /// A subscription: the user offers to buy units of an issue.
+        Buy = 1 "subscription",
+        /// The user offers to sell units back to the issuer.
+        Sell = 2 "offer",
+    }
+}
+
+code_enum! {
+    OfferStatus: i32 {
+        /// The hold is not confirmed yet.
         Pending = 1 "PENDING",
         Active = 2 "ACTIVE",
         Used = 3 "USED",
@@ -363,17 +379,19 @@ code_enum! {
     }
 }
 
-/// An investor's offer to buy units of an issue (D46).
+/// A user's consent to give money for units or units for money (D46). The ledger holds what the
+/// user gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Subscription {
-    pub subscription_id: String,
+pub struct Offer {
+    pub offer_id: String,
+    pub side: OfferSide,
     pub instrument_id: String,
-    pub investor_id: String,
+    pub user_id: String,
     pub units_minor: i64,
-    /// CFA-RUB for all units, in kopecks.
+    /// CFA-RUB for all units, in kopecks: of a sale the least.
     pub payment_minor: i64,
-    pub status: SubscriptionStatus,
-    /// Empty until an issue uses it.
+    pub status: OfferStatus,
+    /// Empty until an operation uses it.
     pub operation_id: String,
     pub idempotency_key: String,
     pub correlation_id: String,

@@ -136,7 +136,7 @@ fn is_gated(flow: Flow) -> bool {
 }
 
 /// Whether the operation reserves a day limit. Trades are counted from their events. Units that an
-/// issuer redeems leave the holder under the terms of the issue, without a limit.
+/// issuer redeems use no limit: they leave by the holder's offer or the terms of the issue.
 pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     match flow {
         Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,

@@ -88,6 +88,7 @@ fn to_receipt(receipt: &Receipt) -> pb::TransactionReceipt {
             .contract_address
             .map(|address| address.to_string())
             .unwrap_or_default(),
+        included_tx_hash: receipt.included_tx_hash.to_string(),
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `address` | addresses and hashes as own types |
 //! | `contracts` | actions on the chain and their call data |
 //! | `connector` | access to any node: submissions, reads, watcher |
+//! | `nodes` | HTTP transport to one or two remote nodes |
 //! | `publish` | published events |
 //! | `dev` | in-process development chain: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
@@ -19,6 +20,7 @@ pub mod contracts;
 #[cfg(test)]
 mod contracts_tests;
 mod dev;
+mod nodes;
 mod publish;
 
 use futures::future::BoxFuture;
@@ -45,7 +47,11 @@ pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/connector": "0001_connector");
+    events::migrations!("migrations/connector": "0001_connector", "0002_attempts");
+
+/// Maximum of `confirmations`: so long a chain of block hashes is compared in a reorganisation.
+const CONFIRMATIONS_MAX: u64 = 256;
+const WEI_PER_GWEI: u128 = 1_000_000_000;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -56,9 +62,19 @@ pub struct ChainConfig {
     pub chain_id: u64,
     /// A remote node (`http://` or `https://`); unset: the embedded development chain.
     pub rpc_url: Option<String>,
+    /// A second node of the same chain, used while the first one does not answer.
+    pub rpc_fallback_url: Option<String>,
+    /// File with the value of the header `Authorization` for both nodes: `Bearer TOKEN` or
+    /// `Basic BASE64`. Unset: no header.
+    pub rpc_auth_file: Option<PathBuf>,
     /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, created on
     /// first start.
     pub operator_key_file: Option<PathBuf>,
+    /// A remote signer with the method `eth_signTransaction` (Web3Signer) instead of a key file.
+    /// Requires `operator_address`.
+    pub remote_signer_url: Option<String>,
+    /// Account that the remote signer signs for.
+    pub operator_address: Option<String>,
     /// Development chain: minimum time between two blocks.
     pub seal_interval_ms: u64,
     /// Development chain: origins (`http://localhost:3000`) whose browser pages may read the
@@ -66,11 +82,19 @@ pub struct ChainConfig {
     pub rpc_cors_origins: Vec<String>,
     /// Remote node: polling interval for new blocks.
     pub poll_interval_ms: u64,
-    /// Remote node: deadline of one request.
+    /// Remote node and remote signer: deadline of one request.
     pub request_timeout_ms: u64,
-    /// Number of later blocks that a block needs before it is read. Zero on a chain with immediate
-    /// finality.
+    /// Remote node: number of later blocks that make a block final, at most 256. A reorganisation
+    /// within them is undone. Zero declares the chain immediately final: every reorganisation is
+    /// then a break that stops the chain steps.
     pub confirmations: u64,
+    /// Pause between two rounds over the transactions that are in no read block.
+    pub resend_interval_ms: u64,
+    /// Remote node: read blocks without a transaction after which it is replaced with a higher fee.
+    /// 0: never.
+    pub replace_after_blocks: u64,
+    /// Limit of a transaction's fee, in gwei per gas.
+    pub max_fee_per_gas_gwei: u64,
 }
 
 impl Default for ChainConfig {
@@ -79,12 +103,19 @@ impl Default for ChainConfig {
             data_dir: PathBuf::from("data/chain"),
             chain_id: 31_337,
             rpc_url: None,
+            rpc_fallback_url: None,
+            rpc_auth_file: None,
             operator_key_file: None,
+            remote_signer_url: None,
+            operator_address: None,
             seal_interval_ms: 50,
             rpc_cors_origins: Vec::new(),
             poll_interval_ms: 500,
             request_timeout_ms: 10_000,
             confirmations: 0,
+            resend_interval_ms: 2_000,
+            replace_after_blocks: 10,
+            max_fee_per_gas_gwei: 500,
         }
     }
 }
@@ -103,8 +134,13 @@ pub enum StartError {
     Io(#[from] std::io::Error),
     #[error("operator key file {0} contains no private key")]
     Key(PathBuf),
-    #[error("chain.rpc_url: {0}")]
+    /// Does not contain the URL, which may contain a password.
+    #[error("chain.rpc_url, rpc_fallback_url or remote_signer_url: {0}")]
     Url(String),
+    #[error("chain.rpc_auth_file {0} contains neither `Bearer TOKEN` nor `Basic BASE64`")]
+    Authorization(PathBuf),
+    #[error("configuration: {0}")]
+    Setting(&'static str),
     #[error("chain.rpc_cors_origins: {0} is not an origin of the form http://host:port")]
     Origin(String),
     #[error("connector store: {0}")]
@@ -120,8 +156,8 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
-/// Opens the chain, loads the next nonce, and starts the watcher and the outbox relay. All tasks
-/// stop on `shutdown`.
+/// Opens the chain, loads the next nonce, and starts the watcher, the upkeep of transactions and
+/// the outbox relay. All tasks stop on `shutdown`.
 pub fn start_chain(
     config: ChainConfig,
     deps: ChainDeps,
@@ -129,19 +165,16 @@ pub fn start_chain(
 ) -> BoxFuture<'static, Result<ChainHandle, StartError>> {
     Box::pin(async move {
         let cors_origins = cors_origins(&config.rpc_cors_origins)?;
+        check(&config)?;
         std::fs::create_dir_all(&config.data_dir)?;
-        let key_file = config
-            .operator_key_file
-            .clone()
-            .unwrap_or_else(|| config.data_dir.join("operator.key"));
-        let signer = load_or_create_key(&key_file)?;
+        let (signer, key_name) = signer(&config)?;
         let tasks = TaskTracker::new();
         let health = rpc::Health::new("chain");
         let (client, dev) = match &config.rpc_url {
-            Some(url) => (
-                remote(url, Duration::from_millis(config.request_timeout_ms))?,
-                None,
-            ),
+            Some(url) => {
+                let urls = std::iter::once(url).chain(&config.rpc_fallback_url);
+                (remote(&config, urls)?, None)
+            }
             None => {
                 let dev_config = dev::DevChainConfig {
                     data_dir: config.data_dir.clone(),
@@ -160,14 +193,22 @@ pub fn start_chain(
         };
         let db = events::sqlite::Sqlite::open(config.data_dir.join("connector.sqlite"), &MIGRATOR)
             .await?;
-        let connector = Connector::connect(client, config.chain_id, signer, db.clone()).await?;
+        let settings = settings(&config);
+        let connector =
+            Connector::connect(client, config.chain_id, signer, settings, db.clone()).await?;
+        check_nodes(&config, &connector).await?;
+        connector.preflight(&key_name).await;
         let watcher = connector::Watcher {
             connector: connector.clone(),
-            confirmations: config.confirmations,
+            // Blocks of the embedded chain are final, and none follows without a transaction.
+            confirmations: dev.as_ref().map_or(config.confirmations, |_| 0),
             poll_interval: Duration::from_millis(config.poll_interval_ms),
             head: dev.as_ref().map(dev::DevChain::head),
         };
         tasks.spawn(watcher.run(health.clone(), shutdown.clone()));
+        let pause = Duration::from_millis(config.resend_interval_ms.max(1));
+        let upkeep = connector::Upkeep::new(connector.clone(), pause);
+        tasks.spawn(upkeep.run(health.clone(), shutdown.clone()));
         tasks.spawn(events::outbox::Relay::run(db, deps.log, shutdown.clone()));
         tasks.close();
         Ok(ChainHandle {
@@ -179,6 +220,61 @@ pub fn start_chain(
             shutdown,
         })
     })
+}
+
+/// Checks settings that depend on each other or have a limit.
+fn check(config: &ChainConfig) -> Result<(), StartError> {
+    let needs_node = config.rpc_fallback_url.is_some() || config.rpc_auth_file.is_some();
+    if needs_node && config.rpc_url.is_none() {
+        let text = "chain.rpc_fallback_url and chain.rpc_auth_file need chain.rpc_url";
+        return Err(StartError::Setting(text));
+    }
+    if config.confirmations > CONFIRMATIONS_MAX {
+        let text = "chain.confirmations is above its maximum, 256";
+        return Err(StartError::Setting(text));
+    }
+    if config.max_fee_per_gas_gwei == 0 {
+        let text = "chain.max_fee_per_gas_gwei is 0: no transaction could pay for its gas";
+        return Err(StartError::Setting(text));
+    }
+    Ok(())
+}
+
+fn settings(config: &ChainConfig) -> connector::Settings {
+    connector::Settings {
+        // The embedded chain takes the operator's transactions in turn, whatever their fees.
+        replace_after_blocks: match config.rpc_url {
+            Some(_) => config.replace_after_blocks,
+            None => 0,
+        },
+        max_fee_per_gas: u128::from(config.max_fee_per_gas_gwei) * WEI_PER_GWEI,
+    }
+}
+
+/// The signer, and where its key is.
+fn signer(config: &ChainConfig) -> Result<(connector::Signer, String), StartError> {
+    let Some(url) = &config.remote_signer_url else {
+        let key_file = config
+            .operator_key_file
+            .clone()
+            .unwrap_or_else(|| config.data_dir.join("operator.key"));
+        let key = load_or_create_key(&key_file)?;
+        return Ok((connector::Signer::Key(key), key_file.display().to_string()));
+    };
+    let address = config.operator_address.as_deref().unwrap_or_default();
+    let address: Address = address.parse().map_err(|_| {
+        StartError::Setting(
+            "chain.remote_signer_url needs chain.operator_address, `0x` and 40 hex digits",
+        )
+    })?;
+    let timeout = Duration::from_millis(config.request_timeout_ms);
+    let nodes = nodes::Nodes::new(&[url.as_str()], None, timeout)?;
+    let is_local = nodes.are_local();
+    let signer = connector::Signer::Remote {
+        client: RpcClient::new(nodes, is_local),
+        address: address.raw(),
+    };
+    Ok((signer, "remote signer".to_owned()))
 }
 
 impl ChainHandle {
@@ -218,19 +314,28 @@ impl ChainHandle {
     }
 }
 
-fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
-    let parsed = url
-        .parse::<reqwest::Url>()
-        .map_err(|error| StartError::Url(error.to_string()))?;
-    let client = reqwest::Client::builder()
-        .timeout(timeout)
-        .build()
-        .map_err(|error| StartError::Url(error.to_string()))?;
-    let is_local = matches!(parsed.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"));
-    Ok(RpcClient::new(
-        alloy::transports::http::Http::with_client(client, parsed),
-        is_local,
-    ))
+/// Checks that both nodes have the chain of the store: either may answer any request.
+async fn check_nodes(config: &ChainConfig, connector: &Connector) -> Result<(), StartError> {
+    if let (Some(first), Some(second)) = (&config.rpc_url, &config.rpc_fallback_url) {
+        for url in [first, second] {
+            let client = remote(config, [url])?;
+            connector.check_node(client).await?;
+        }
+    }
+    Ok(())
+}
+
+fn remote<'a>(
+    config: &ChainConfig,
+    urls: impl IntoIterator<Item = &'a String>,
+) -> Result<RpcClient, StartError> {
+    let authorization = config.rpc_auth_file.as_deref();
+    let authorization = authorization.map(nodes::read_authorization).transpose()?;
+    let timeout = Duration::from_millis(config.request_timeout_ms);
+    let urls: Vec<&str> = urls.into_iter().map(String::as_str).collect();
+    let nodes = nodes::Nodes::new(&urls, authorization, timeout)?;
+    let is_local = nodes.are_local();
+    Ok(RpcClient::new(nodes, is_local))
 }
 
 /// Parses origins. Browsers compare origins as text, so only the canonical form is accepted.

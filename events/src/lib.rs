@@ -28,6 +28,7 @@ pub mod pack;
 pub mod postgres;
 pub mod row;
 pub mod sqlite;
+mod store_url;
 pub mod topics;
 
 pub use consumer::{
@@ -45,6 +46,7 @@ pub use sqlite::{
     Sqlite, Tx, WRITER_CACHE_KIB,
     direct::{Direct, DirectTx, Packed},
 };
+pub use store_url::StoreUrl;
 
 /// Operational failures of outbox, inbox and event log.
 #[derive(Debug, thiserror::Error)]

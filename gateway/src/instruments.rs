@@ -20,6 +20,9 @@ use crate::Error;
 use crate::market::Market;
 use crate::orders::Answered;
 use crate::projection::repo;
+use crate::refusal;
+
+const SET_TRADING_PHASE: &str = "dfa.market.v1.MarketService/SetTradingPhase";
 
 /// Imports every instrument of the registry.
 pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
@@ -135,10 +138,15 @@ async fn follow_status(
 
 /// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo a later
 /// change. Setting the current phase succeeds.
+///
+/// # Errors
+/// APPROVAL_REQUIRED for a change that would lift a halt without `lifts_halt` (D32). The hot thread
+/// decides, so a halt that is set meanwhile stays.
 pub async fn set_phase_once(
     market: &Market,
     instrument: InstrumentIx,
     phase: Phase,
+    lifts_halt: bool,
     key_hash: Id128,
 ) -> Result<Answered<()>, Status> {
     if market.answered(key_hash).await?.is_some() {
@@ -148,10 +156,19 @@ pub async fn set_phase_once(
         instrument,
         phase,
         cancel_orders: false,
-        lifts_halt: true,
+        lifts_halt,
         key_hash,
     };
-    market.submit_unless(request, &[DuplicateRequest]).await?;
+    match market.submit(request).await {
+        Ok(record) => market.await_durable(record.command.sequence).await?,
+        Err(SubmitError::Refused(reject)) if reject.reason == DuplicateRequest => {}
+        Err(SubmitError::Refused(reject))
+            if reject.reason == RejectReason::InstrumentHalted && !lifts_halt =>
+        {
+            return Err(rpc::status::approval_required(SET_TRADING_PHASE));
+        }
+        Err(error) => return Err(refusal::submit_error(&error)),
+    }
     market.note_answered(key_hash).await?;
     Ok(Answered::executed(()))
 }

@@ -1,4 +1,5 @@
-//! The audit chain: content of a sealed block and its hash. Pure.
+//! The audit chain: content of a sealed block and its hash; and the chain of the audit records
+//! (D34), one hash per record. Pure.
 //!
 //! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable
 //! terms of its operations in order, the postings of each in order, and the two counts. Each field
@@ -11,13 +12,17 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     book::Book,
-    model::{OperationTerms, Posting},
+    effects::Effect,
+    model::{Id, OperationTerms, Posting},
 };
 
 pub type Hash = [u8; 32];
 
 /// First bytes of every block's content; identifies the encoding.
 const TAG: &[u8] = b"ledger-block-1";
+
+/// The same of an audit record.
+const RECORD_TAG: &[u8] = b"ledger-record-1";
 
 /// The last block of the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,9 +152,7 @@ impl Sealer {
     }
 
     fn text(&mut self, text: &str) {
-        let length = u32::try_from(text.len()).expect("a text is shorter than 4 GiB");
-        self.hasher.update(length.to_be_bytes());
-        self.hasher.update(text);
+        put_text(&mut self.hasher, text);
     }
 
     fn optional(&mut self, text: Option<&str>) {
@@ -158,6 +161,115 @@ impl Sealer {
             self.text(text);
         }
     }
+}
+
+fn put_text(hasher: &mut Sha256, text: &str) {
+    let length = u32::try_from(text.len()).expect("a text is shorter than 4 GiB");
+    hasher.update(length.to_be_bytes());
+    hasher.update(text);
+}
+
+/// What a caller did (D34).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Act {
+    /// For example `limit.set`.
+    pub action: &'static str,
+    /// Subject of the credential.
+    pub actor: String,
+    pub object_id: Id,
+    /// State before and after; empty: none.
+    pub before: String,
+    pub after: String,
+    pub reason: String,
+    pub request_id: String,
+    pub correlation_id: String,
+}
+
+/// An audit record, as stored.
+#[derive(Clone, Copy)]
+pub struct AuditRecord<'a> {
+    /// Dense, from 1.
+    pub sequence: i64,
+    pub at_us: i64,
+    pub actor: &'a str,
+    pub action: &'a str,
+    pub object_id: &'a str,
+    pub before: &'a str,
+    pub after: &'a str,
+    pub reason: &'a str,
+    pub request_id: &'a str,
+    pub correlation_id: &'a str,
+}
+
+impl AuditRecord<'_> {
+    /// SHA-256 over the hash of the record before it and its own fields, encoded as in a block.
+    pub fn hash(&self, previous: &Hash) -> Hash {
+        let mut hasher = Sha256::new();
+        hasher.update(previous);
+        hasher.update(RECORD_TAG);
+        hasher.update(self.sequence.to_be_bytes());
+        hasher.update(self.at_us.to_be_bytes());
+        for text in [
+            self.actor,
+            self.action,
+            self.object_id,
+            self.before,
+            self.after,
+            self.reason,
+            self.request_id,
+            self.correlation_id,
+        ] {
+            put_text(&mut hasher, text);
+        }
+        hasher.finalize().into()
+    }
+}
+
+/// An audit record to write.
+pub struct SealedRecord<'a> {
+    pub record: AuditRecord<'a>,
+    pub previous_hash: Hash,
+    pub hash: Hash,
+}
+
+/// True if a group has audit records.
+pub fn has_records(book: &Book) -> bool {
+    let mut effects = book.effects.iter();
+    effects.any(|(_, effect)| matches!(effect, Effect::ActRecorded(_)))
+}
+
+/// Seals the audit records of a group after the last stored one (sequence, hash); `None`: there is
+/// none.
+pub fn seal_records(last: Option<(i64, Hash)>, book: &Book) -> Vec<SealedRecord<'_>> {
+    let (mut sequence, mut previous) = last.unwrap_or((0, [0; 32]));
+    let acts = book.effects.iter().filter_map(|(_, effect)| match effect {
+        Effect::ActRecorded(act) => Some(act),
+        _ => None,
+    });
+    let mut sealed = Vec::new();
+    for act in acts {
+        sequence += 1;
+        let record = AuditRecord {
+            sequence,
+            at_us: book.now_us,
+            actor: &act.actor,
+            action: act.action,
+            object_id: &act.object_id,
+            before: &act.before,
+            after: &act.after,
+            reason: &act.reason,
+            request_id: &act.request_id,
+            correlation_id: &act.correlation_id,
+        };
+        let hash = record.hash(&previous);
+        sealed.push(SealedRecord {
+            record,
+            previous_hash: previous,
+            hash,
+        });
+        previous = hash;
+    }
+    sealed
 }
 
 /// True if a group created an operation.
@@ -303,6 +415,30 @@ mod tests {
             "36f02afac0bb8882b36b246cb9cb3bff7b3051683b06e381042b6cb0fae2d635"
         );
         assert_eq!((block.block, block.operations, block.postings), (7, 1, 1));
+    }
+
+    // rows: R215
+    /// Expected bytes, written out field by field.
+    #[test]
+    fn r215_an_audit_record_has_the_hash_of_the_written_encoding() {
+        let record = AuditRecord {
+            sequence: 3,
+            at_us: 10,
+            actor: "operator",
+            action: "limit.set",
+            object_id: "l1",
+            before: "",
+            after: "5",
+            reason: "r",
+            request_id: "q",
+            correlation_id: "c",
+        };
+        let mut bytes: Vec<u8> = vec![7; 32];
+        bytes.extend(b"ledger-record-1");
+        bytes.extend([3i64.to_be_bytes(), 10i64.to_be_bytes()].concat());
+        bytes.extend(b"\0\0\0\x08operator\0\0\0\x09limit.set\0\0\0\x02l1\0\0\0\0");
+        bytes.extend(b"\0\0\0\x015\0\0\0\x01r\0\0\0\x01q\0\0\0\x01c");
+        assert_eq!(hex(&record.hash(&[7; 32])), hex(&Sha256::digest(&bytes)));
     }
 
     // rows: R215

@@ -2,7 +2,10 @@
 
 use types::Decimal;
 
-use crate::model::{Id, OperationStatus, OperationType, Units};
+use crate::{
+    audit::Act,
+    model::{Id, OperationStatus, OperationType, Units},
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -46,15 +49,8 @@ pub enum Effect {
         subaccount_id: Id,
         reason: String,
     },
-    /// A velocity limit was set, changed or removed. `before` and `after` describe its terms;
-    /// empty: no limit.
-    LimitChanged {
-        limit_id: Id,
-        before: String,
-        after: String,
-        actor: String,
-        reason: String,
-    },
+    /// An act that the store seals in its audit records.
+    ActRecorded(Box<Act>),
     HoldConsumed {
         hold_id: Id,
         subaccount_id: Id,

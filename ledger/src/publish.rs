@@ -1,8 +1,8 @@
 //! Encodes effects of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! A changed velocity limit is published as an audit record on `platform.audit.events.v1` (D34).
-//! The key (D25) is the sub-account for balances and holds, the limit for audit records, and
-//! otherwise the operation. `type_name` is the full name of the message.
+//! An audit record is published on `platform.audit.events.v1` (D34). The key (D25) is the
+//! sub-account for balances and holds, the object for audit records, and otherwise the operation.
+//! `type_name` is the full name of the message.
 
 use events::{EventRef, topics};
 use prost::{Message, encoding::message};
@@ -45,7 +45,7 @@ pub fn emit_events(
         to(EventRef {
             id,
             topic: match effect {
-                Effect::LimitChanged { .. } => topics::AUDIT,
+                Effect::ActRecorded(_) => topics::AUDIT,
                 _ => topics::LEDGER,
             },
             key,
@@ -206,32 +206,22 @@ fn encode<'a>(
             append(&message, to);
             ("dfa.ledger.v1.HoldReleasedEvent", subaccount_id, hold_id)
         }
-        Effect::LimitChanged {
-            limit_id,
-            before,
-            after,
-            actor,
-            reason,
-        } => {
+        Effect::ActRecorded(act) => {
             let message = audit::AuditRecordEvent {
                 context: None,
                 record_id: event_id.to_string(),
                 service: "ledger".to_owned(),
-                action: if after.is_empty() {
-                    "limit.removed"
-                } else {
-                    "limit.set"
-                }
-                .to_owned(),
-                actor: actor.clone(),
-                object_id: limit_id.to_string(),
-                before: before.clone(),
-                after: after.clone(),
-                reason: reason.clone(),
+                action: act.action.to_owned(),
+                actor: act.actor.clone(),
+                object_id: act.object_id.to_string(),
+                before: act.before.clone(),
+                after: act.after.clone(),
+                reason: act.reason.clone(),
                 at,
             };
             append(&message, to);
-            ("dfa.audit.v1.AuditRecordEvent", limit_id, limit_id)
+            let object = &act.object_id;
+            ("dfa.audit.v1.AuditRecordEvent", object, object)
         }
         Effect::HoldConsumed {
             hold_id,

@@ -138,6 +138,7 @@ impl Reconciler {
                     kind,
                     key: None,
                     is_service: true,
+                    author: None,
                 });
             }
         }

@@ -205,6 +205,14 @@ impl Refusal {
         })
     }
 
+    /// Restores the refusal of a loaded answer.
+    ///
+    /// # Panics
+    /// If the reason is never bound. The store refuses to load such an answer.
+    pub fn bound(reason: &str) -> Self {
+        Self::from_bound_reason(reason).expect("the reasons of loaded answers are checked")
+    }
+
     /// Restores a bound refusal from its reason, without figures. `None` for a reason that is never
     /// bound.
     pub fn from_bound_reason(reason: &str) -> Option<Self> {
@@ -250,7 +258,7 @@ impl fmt::Display for Refusal {
             Self::OperationExists => "Operation already exists",
             Self::OperationStatus => "Operation status does not allow this",
             Self::OperationInFlight => {
-                "Operation is in flight to the chain, only the service that sent it may end it"
+                "Operation is in flight to the chain, only a service may end it"
             }
             Self::AlreadyReversed => "Operation is already reversed",
             Self::SourceGap { expected_first } => {

@@ -79,6 +79,7 @@ impl Sweeper {
             kind,
             key: None,
             is_service: true,
+            author: None,
         };
         let outcome = self
             .committer

@@ -1,66 +1,14 @@
-//! URL of the store. Its printed form hides the password.
+//! The ledger's use of the URL of its store.
 
-use std::fmt;
+pub use events::StoreUrl;
 
-use serde::{Deserialize, Serialize, Serializer};
-
-/// Database URL. `Display`, `Debug` and the printed configuration show the password as `***`.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct StoreUrl(String);
-
-impl StoreUrl {
-    pub fn new(url: impl Into<String>) -> Self {
-        StoreUrl(url.into())
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The PostgreSQL URL, with its password.
-    pub(crate) fn postgres(&self) -> Result<&str, crate::Error> {
-        let is_ours = ["postgres://", "postgresql://"]
-            .iter()
-            .any(|scheme| self.0.starts_with(scheme));
-        is_ours
-            .then_some(self.0.as_str())
-            .ok_or_else(|| crate::Error::Url(self.to_string()))
-    }
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Parameters may contain secrets too, and a password may contain a question mark.
-        let shown = self.0.split('?').next().unwrap_or_default();
-        if self.0.rfind('@').is_some_and(|at| at > shown.len()) {
-            return f.write_str("***");
-        }
-        let Some((scheme, rest)) = shown.split_once("://") else {
-            return f.write_str(if shown.is_empty() { "" } else { "***" });
-        };
-        // A password may contain `@`: the last `@` ends it.
-        match rest.rsplit_once('@') {
-            Some((login, host)) => {
-                let user = login.split(':').next().unwrap_or_default();
-                let password = if login.contains(':') { ":***" } else { "" };
-                write!(f, "{scheme}://{user}{password}@{host}")
-            }
-            None => write!(f, "{scheme}://{rest}"),
-        }
-    }
-}
-
-impl fmt::Debug for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.to_string())
-    }
-}
-
-impl Serialize for StoreUrl {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.to_string())
-    }
+/// The PostgreSQL URL, with its password.
+///
+/// # Errors
+/// [`crate::Error::Url`]: another scheme.
+pub(crate) fn postgres(url: &StoreUrl) -> Result<&str, crate::Error> {
+    let postgres = url.postgres();
+    postgres.ok_or_else(|| crate::Error::Url(url.to_string()))
 }
 
 #[cfg(test)]
@@ -68,30 +16,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_never_printed() {
-        for (url, shown) in [
-            ("", ""),
-            ("postgres://u:p@host:1/db", "postgres://u:***@host:1/db"),
-            (
-                "postgres://u:p@ss:x@host/db?password=p",
-                "postgres://u:***@host/db",
-            ),
-            ("postgres://host/db", "postgres://host/db"),
-            ("secret", "***"),
-        ] {
-            let url = StoreUrl::new(url);
-            assert_eq!(url.to_string(), shown);
-            assert_eq!(format!("{url:?}"), format!("{shown:?}"));
-            assert_eq!(serde_json::to_value(&url).unwrap(), shown);
-        }
-    }
-
-    #[test]
     fn the_url_selects_the_store_and_printed_settings_hide_the_password() {
         let text = r#"{"url": "postgres://ledger:pa55@db:5432/ledger"}"#;
         let config: crate::LedgerConfig = serde_json::from_str(text).unwrap();
         assert_eq!(
-            config.url.postgres().unwrap(),
+            postgres(&config.url).unwrap(),
             "postgres://ledger:pa55@db:5432/ledger"
         );
         assert!(!serde_json::to_string(&config).unwrap().contains("pa55"));

@@ -35,6 +35,7 @@ pub struct Config {
     pub chain: chain::ChainConfig,
     pub cfa: cfa::CfaConfig,
     pub payments: payments::PaymentsConfig,
+    pub approvals: approvals::ApprovalsConfig,
     pub alerts: Alerts,
     pub market: gateway::GatewayConfig,
     pub settlement: settlement::SettlementConfig,
@@ -57,6 +58,7 @@ pub struct Listen {
     pub payments: SocketAddr,
     pub market: SocketAddr,
     pub identity: SocketAddr,
+    pub approvals: SocketAddr,
     /// The bank's HTTP API.
     pub bank: SocketAddr,
     pub chain: SocketAddr,
@@ -320,6 +322,7 @@ impl Default for Listen {
             payments: local(8083),
             market: local(8084),
             identity: local(8085),
+            approvals: local(8088),
             bank: local(8086),
             chain: local(8087),
             chain_rpc: local(8545),
@@ -339,6 +342,7 @@ impl Listen {
             payments: any,
             market: any,
             identity: any,
+            approvals: any,
             bank: any,
             chain: any,
             chain_rpc: any,
@@ -374,6 +378,7 @@ impl Default for Config {
             chain: chain::ChainConfig::default(),
             cfa: cfa::CfaConfig::default(),
             payments: payments::PaymentsConfig::default(),
+            approvals: approvals::ApprovalsConfig::default(),
             alerts: Alerts::default(),
             market: gateway::GatewayConfig::default(),
             settlement: settlement::SettlementConfig::default(),
@@ -577,6 +582,7 @@ impl Config {
         self.cfa.data_dir = dir.join("cfa");
         self.payments.data_dir = dir.join("payments");
         self.payments.keys_dir = dir.join("keys");
+        self.approvals.data_dir = dir.join("approvals");
         self.market.data_dir = dir.join("market");
         self.settlement.data_dir = dir.join("settlement");
         self.identity.data_dir = dir.join("identity");

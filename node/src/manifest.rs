@@ -27,6 +27,8 @@ const LAYOUT: u32 = 1;
 /// Version of the data folder. It changes with the layout and with the format of journalled
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
+/// Stores that a later version added. A folder without one gets it at its next start.
+const ADDED: [&str; 1] = ["approvals/approvals.db"];
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; do not edit.
@@ -82,6 +84,12 @@ fn parts(config: &Config) -> Vec<Part> {
     add(true, Store, config.bank.data_dir.join("bank.db"));
     add(true, Store, config.cfa.data_dir.join("cfa.sqlite"));
     add(true, Store, config.payments.data_dir.join("payments.db"));
+    let has_own_approvals = config.approvals.url.is_empty();
+    add(
+        has_own_approvals,
+        Store,
+        config.approvals.data_dir.join("approvals.db"),
+    );
     add(true, Store, config.market.data_dir.join("market.db"));
     add(
         true,
@@ -90,8 +98,9 @@ fn parts(config: &Config) -> Vec<Part> {
     );
     add(true, Journal, config.journal_dir());
     let operator_key = config.chain.operator_key_file.clone();
+    let has_key_file = config.chain.remote_signer_url.is_none();
     add(
-        true,
+        has_key_file,
         Key,
         operator_key.unwrap_or_else(|| chain.join("operator.key")),
     );
@@ -200,6 +209,22 @@ impl Content {
         Ok(content)
     }
 
+    /// Adds, as pending, the stores that a later version added and that do not exist yet. True if
+    /// there are any.
+    fn add_new(&mut self, parts: &[Part]) -> bool {
+        let is_new = |part: &&Part| {
+            ADDED.contains(&part.name.as_str()) && !self.has(&part.name) && !part.is_there()
+        };
+        let new: Vec<String> = parts
+            .iter()
+            .filter(is_new)
+            .map(|part| part.name.clone())
+            .collect();
+        self.stores.extend(new.iter().cloned());
+        self.pending.extend(new.iter().cloned());
+        !new.is_empty()
+    }
+
     fn has(&self, name: &str) -> bool {
         self.stores.contains(name) || self.keys.contains_key(name)
     }
@@ -226,7 +251,7 @@ impl Manifest {
     pub fn check(config: &Config) -> anyhow::Result<Self> {
         let dir = config.data_dir.clone();
         let parts = parts(config);
-        let Some(content) = Content::read(&dir)? else {
+        let Some(mut content) = Content::read(&dir)? else {
             let has_data = parts
                 .iter()
                 .find(|part| part.kind != Kind::Key && part.is_there());
@@ -250,6 +275,7 @@ impl Manifest {
                 content,
             });
         };
+        let is_grown = content.add_new(&parts);
         let mut faults = Vec::new();
         for part in &parts {
             let path = part.path.display();
@@ -282,6 +308,9 @@ impl Manifest {
             ));
         }
         refuse(&dir, &faults)?;
+        if is_grown {
+            content.write(&dir)?;
+        }
         Ok(Self {
             dir,
             parts,
@@ -342,8 +371,8 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
         bail!("data folder {}: there is nothing to accept", dir.display());
     }
     let may_be_made = |name: &str| match &before {
-        // In a folder of an older version every part must exist.
-        None => false,
+        // In a folder of an older version every part that it knew must exist.
+        None => ADDED.contains(&name),
         Some(before) => before.pending.contains(name) || !before.has(name),
     };
     let mut faults: Vec<String> = parts

@@ -4,6 +4,7 @@
 //! channels, not the handle of another service. A channel resolves its service at each call, so the
 //! order below matters only for calls made during a start.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ use crate::manifest::Manifest;
 
 /// Credential of the platform's own services.
 const SERVICE: &str = "sandbox.service";
+/// Credential of the approvals service.
+const APPROVALS: &str = "sandbox.service.approvals";
 
 /// Listening addresses.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -33,6 +36,7 @@ pub struct Addresses {
     pub payments: SocketAddr,
     pub market: SocketAddr,
     pub identity: SocketAddr,
+    pub approvals: SocketAddr,
     pub bank: SocketAddr,
     pub chain: SocketAddr,
     pub chain_rpc: SocketAddr,
@@ -58,6 +62,7 @@ impl Addresses {
             ),
             ("market", "MarketService", http(self.market)),
             ("identity", "IdentityService (sandbox)", http(self.identity)),
+            ("approvals", "ApprovalService", http(self.approvals)),
             ("bank", "bank and fast payments (sandbox)", http(self.bank)),
             ("chain", "ChainConnectorService", http(self.chain)),
             (
@@ -83,6 +88,7 @@ struct Sockets {
     payments: TcpListener,
     market: TcpListener,
     identity: TcpListener,
+    approvals: TcpListener,
     chain: TcpListener,
     chain_rpc: TcpListener,
 }
@@ -96,6 +102,7 @@ impl Sockets {
             payments: bind("payments", listen.payments).await?,
             market: bind("market", listen.market).await?,
             identity: bind("identity", listen.identity).await?,
+            approvals: bind("approvals", listen.approvals).await?,
             chain: bind("chain", listen.chain).await?,
             chain_rpc: bind("chain_rpc", listen.chain_rpc).await?,
         })
@@ -144,6 +151,18 @@ impl LocalEndpoints {
         Channel::local(&self.market, SERVICE)
     }
 
+    /// The services with calls that take an approval, by the area of their package.
+    fn approvable(&self) -> HashMap<&'static str, Channel> {
+        let slots = [
+            ("ledger", &self.ledger),
+            ("cfa", &self.cfa),
+            ("payments", &self.payments),
+            ("identity", &self.identity),
+            ("market", &self.market),
+        ];
+        HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
+    }
+
     fn clear(&self) {
         for slot in [
             &self.ledger,
@@ -182,6 +201,7 @@ pub struct Platform {
     settlement: settlement::SettlementHandle,
     payments: payments::PaymentsHandle,
     cfa: cfa::CfaHandle,
+    approvals: approvals::ApprovalsHandle,
     identity: sandbox::identity::IdentityHandle,
     bank: sandbox::bank::BankHandle,
     ledger: ledger::LedgerHandle,
@@ -313,20 +333,12 @@ impl Platform {
             .await
             .context("cfa")?;
         local.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
-        let payments_config = config.payments.clone();
-        let payments_deps = payments::PaymentsDeps {
-            log: log.clone(),
-            identity: local.identity(),
-            cfa: local.cfa(),
-            chain: local.chain(),
-            alerts: config.alerts.sinks(),
-        };
-        let payments = payments::start(payments_config, payments_deps, stages.services.clone())
-            .await
-            .context("payments")?;
+        let payments = start_payments(&config, &log, &local, &stages.services).await?;
         local
             .payments
             .fill(rpc::with_auth(payments.service().routes, &auth));
+
+        let approvals = start_approvals(&config, &log, &local, &stages.services).await?;
 
         // 7. The trading path: journal, books, settlement, gateway.
         let backlog = Arc::new(Backlog::new(config.trading.bounds));
@@ -369,8 +381,7 @@ impl Platform {
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
-        let market = gateway.service().health;
-        watch_market(&config, settlement.health(), market, backlog, &stages.edge);
+        watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
 
         // All stores exist. From now on a missing store is a lost one.
         manifest.complete()?;
@@ -383,6 +394,7 @@ impl Platform {
             payments: sockets.payments.local_addr()?,
             market: sockets.market.local_addr()?,
             identity: sockets.identity.local_addr()?,
+            approvals: sockets.approvals.local_addr()?,
             bank: bank.address(),
             chain: sockets.chain.local_addr()?,
             chain_rpc,
@@ -395,6 +407,7 @@ impl Platform {
         serve(sockets.payments, vec![payments.service()]);
         serve(sockets.market, vec![gateway.service()]);
         serve(sockets.identity, vec![identity.service()]);
+        serve(sockets.approvals, vec![approvals.service()]);
         serve(sockets.chain, vec![chain.service()]);
         serve(
             sockets.all,
@@ -404,7 +417,9 @@ impl Platform {
                 payments.service(),
                 gateway.service(),
                 identity.service(),
+                approvals.service(),
                 chain.service(),
+                settlement.service(),
                 bank.service(),
             ],
         );
@@ -419,6 +434,7 @@ impl Platform {
             settlement,
             payments,
             cfa,
+            approvals,
             identity,
             bank,
             ledger,
@@ -461,6 +477,7 @@ impl Platform {
             .await
             .context("the trading path")?;
         self.stages.services.cancel();
+        self.approvals.stopped().await;
         self.payments.stopped().await;
         self.cfa.stopped().await;
         self.identity.stopped().await;
@@ -484,12 +501,14 @@ impl Platform {
 /// Reports settlement's health in the market's, and closes the market to new orders on a low disk.
 fn watch_market(
     config: &Config,
-    settlement: rpc::Health,
-    market: rpc::Health,
+    settlement: &settlement::SettlementHandle,
+    gateway: &gateway::GatewayHandle,
     backlog: Arc<Backlog>,
     until: &CancellationToken,
 ) {
-    // Settlement has no port of its own: the market's health includes it.
+    let (settlement, market) = (settlement.health(), gateway.service().health);
+    // Settlement has no port of its own: the market's health includes it, and the port `all` serves
+    // its calls.
     tokio::spawn(mirror_health(settlement, market.clone(), until.clone()));
     if config.disk.reserve_mib > 0 {
         let (folder, reserve) = (
@@ -541,8 +560,7 @@ async fn open_log(
     config: &Config,
 ) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
     if let Some(brokers) = &config.events.kafka_brokers {
-        let kafka =
-            events::Kafka::connect(brokers, &std::collections::HashMap::new()).context("Kafka")?;
+        let kafka = events::Kafka::connect(brokers, &HashMap::new()).context("Kafka")?;
         kafka.ensure_topics().await.context("topics of Kafka")?;
         let requests = ledger::request_and_reply_topics();
         kafka
@@ -555,6 +573,39 @@ async fn open_log(
         .await
         .context("event log")?;
     Ok((Arc::new(embedded.clone()), Some(embedded)))
+}
+
+async fn start_payments(
+    config: &Config,
+    log: &Arc<dyn events::Log>,
+    local: &LocalEndpoints,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<payments::PaymentsHandle> {
+    let deps = payments::PaymentsDeps {
+        log: log.clone(),
+        identity: local.identity(),
+        cfa: local.cfa(),
+        chain: local.chain(),
+        alerts: config.alerts.sinks(),
+    };
+    let started = payments::start(config.payments.clone(), deps, shutdown.clone());
+    started.await.context("payments")
+}
+
+/// Starts the approvals service. It makes approved calls of the other services.
+async fn start_approvals(
+    config: &Config,
+    log: &Arc<dyn events::Log>,
+    local: &LocalEndpoints,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<approvals::ApprovalsHandle> {
+    let deps = approvals::ApprovalsDeps {
+        log: log.clone(),
+        services: local.approvable(),
+        clock: service_kit::Clock::default(),
+    };
+    let started = approvals::start(config.approvals.clone(), deps, shutdown.clone());
+    started.await.context("approvals")
 }
 
 /// Sequence of the last journal record that the databases contain.

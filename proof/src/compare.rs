@@ -44,9 +44,9 @@ pub struct Holder {
 pub enum DifferenceName {
     /// Chain supply against ledger supply.
     Supply,
-    /// Chain supply against the sum of holders on chain.
+    /// Chain supply against the sum of the holder registry, which follows the chain's events.
     ChainHolders,
-    /// A holder's balance on chain against the ledger.
+    /// A holder's balance in the registry against the ledger.
     Holder,
     /// The ledger's sub-accounts do not sum to zero.
     TrialBalance,
@@ -54,6 +54,8 @@ pub enum DifferenceName {
     Holds,
     /// The ledger has units of an unregistered instrument.
     UnknownInstrument,
+    /// The chain has more units than the CFA service counts as issued: its limit is not kept.
+    Issued,
     /// Bank against CFA-RUB.
     Bank,
 }
@@ -62,8 +64,10 @@ impl DifferenceName {
     /// Names of [`Difference::left`] and [`Difference::right`].
     pub fn sides(self) -> (&'static str, &'static str) {
         match self {
-            Self::Supply | Self::Holder | Self::UnknownInstrument => ("chain", "ledger"),
-            Self::ChainHolders => ("chain supply", "sum of holders on chain"),
+            Self::Supply | Self::UnknownInstrument => ("chain", "ledger"),
+            Self::Holder => ("holder registry", "ledger"),
+            Self::ChainHolders => ("chain supply", "sum of the holder registry"),
+            Self::Issued => ("chain supply", "counted as issued"),
             Self::TrialBalance => ("sum of sub-accounts", "zero"),
             Self::Holds => ("active holds", "held by sub-accounts"),
             Self::Bank => ("bank", "CFA-RUB supply"),
@@ -122,7 +126,7 @@ fn judge_instrument(
     of: &InstrumentReading,
     differences: &mut Vec<Difference>,
 ) -> InstrumentProof {
-    use DifferenceName::{ChainHolders, Holds, Supply, TrialBalance, UnknownInstrument};
+    use DifferenceName::{ChainHolders, Holds, Issued, Supply, TrialBalance, UnknownInstrument};
     let mut differ = Comparison { id, differences };
     let chain_holders = sum(of.chain.values());
     let ledger_holders = sum(of.ledger.values());
@@ -133,6 +137,9 @@ fn judge_instrument(
     if let Some(supply) = of.chain_supply {
         differ.compare(Supply, "", supply, of.ledger_supply, Some(in_flight));
         differ.compare(ChainHolders, "", supply, chain_holders, None);
+        // Redeemed units stay counted, and an issue is counted before it is minted.
+        let issued = of.issued.filter(|issued| *issued < supply);
+        differ.compare(Issued, "", supply, issued.unwrap_or(supply), None);
         for name in &names {
             let (chain, ledger) = (side(&of.chain, name), side(&of.ledger, name));
             let in_flight = of.in_flight.get(*name).copied();
@@ -229,6 +236,7 @@ mod tests {
             |pairs: &[(&str, &str)]| pairs.iter().map(|(n, a)| ((*n).to_owned(), d(a))).collect();
         InstrumentReading {
             chain_supply: Some(d("100.00")),
+            issued: Some(d("120")),
             ledger_supply: d("100"),
             chain: sides(&[("alice", "99.9"), ("system:fees", "0.10"), ("gone", "0")]),
             ledger: sides(&[("alice", "99.90"), ("system:fees", "0.1")]),
@@ -259,6 +267,7 @@ mod tests {
         let mut bad = balanced();
         bad.trial_balance = d("0.01");
         bad.held = d("9");
+        bad.issued = Some(d("99"));
         bad.chain.insert("alice".into(), d("99.8"));
         bad.ledger.insert("bob".into(), d("0.05"));
         let names: Vec<_> = judged(bad)
@@ -279,6 +288,7 @@ mod tests {
                     String::new(),
                     "0.10".to_owned()
                 ),
+                (DifferenceName::Issued, String::new(), "1.00".to_owned()),
                 (
                     DifferenceName::Holder,
                     "alice".to_owned(),

@@ -29,6 +29,8 @@ pub struct Reading {
 pub struct InstrumentReading {
     /// `None`: not registered.
     pub chain_supply: Option<Decimal>,
+    /// Units that the CFA service counts as issued; `None` for CFA-RUB, which has no limit.
+    pub issued: Option<Decimal>,
     pub ledger_supply: Decimal,
     /// By holder: user id or `system:<purpose>`.
     pub chain: BTreeMap<String, Decimal>,
@@ -57,8 +59,11 @@ pub async fn read(deps: &ProofDeps, meter: &Meter<'_>) -> Answer<Reading> {
     }
     let mut registered = vec![CFA_RUB.to_owned()];
     let known = cfa.instruments(context).await?.into_iter();
-    let known = known.filter(|one| one.status != InstrumentStatus::Draft);
-    registered.extend(known.map(|one| one.instrument_id));
+    for one in known.filter(|one| one.status != InstrumentStatus::Draft) {
+        let of = instruments.entry(one.instrument_id.clone()).or_default();
+        of.issued = one.issued.filter(|_| !one.is_money);
+        registered.push(one.instrument_id);
+    }
     registered.sort();
     registered.dedup();
     for id in &registered {

@@ -176,11 +176,12 @@ enum Rule {
 }
 
 /// Texts whose length their service limits: a bank's message as it was signed, a transaction's
-/// code.
-const UNBOUNDED: [(&str, &str); 3] = [
+/// code, a request as JSON.
+const UNBOUNDED: [(&str, &str); 4] = [
     (".dfa.payments.v1.PaymentWebhook", "provider_payload"),
     (".dfa.chain.v1.TransactionPayload", "data"),
     (".dfa.chain.v1.EstimateGasRequest", "data"),
+    (".dfa.approvals.v1.RequestApprovalRequest", "request_json"),
 ];
 
 /// True if a text is an id: it is looked up and compared, never shown as prose.

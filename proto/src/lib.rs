@@ -36,6 +36,8 @@ package!(market);
 package!(identity);
 package!(chain);
 package!(audit);
+package!(settlement);
+package!(approvals);
 package!(sandbox);
 
 pub mod checks;

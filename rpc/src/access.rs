@@ -4,6 +4,9 @@
 //! The path determines the rule: open paths pass, RPC paths need a role of their row in [`roles`],
 //! and every other path is a staff read. Denied by default: a path of the contract without a row is
 //! refused, and an RPC path outside it does not exist. Refusals use the protocol of the request.
+//! A person's call of a method that always needs an approval is refused here (D32). A credential
+//! with the role of a service beside others is a person's there. The approvals service alone names
+//! the approval that a call executes ([`Approved`]).
 //!
 //! Invariant: a handler sees only those roles of its caller that admit the called method.
 
@@ -16,21 +19,25 @@ use http::{HeaderMap, Method, header::AUTHORIZATION};
 use tonic::{Status, service::Routes};
 
 use crate::{
-    Caller, MESSAGE_BYTES_MAX, Role, Roles, connect,
+    Approved, Caller, MESSAGE_BYTES_MAX, Role, Roles, connect,
     contract::Contract,
     json::HttpError,
     observe,
-    roles::{self, Rule},
+    roles::{self, Rule, When},
     status,
 };
+
+/// Subject of the approvals service.
+const APPROVALS: &str = "approvals";
 
 /// Checks credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Authenticator {
-    /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services,
-    /// `sandbox.<role>.<user_id>` for investor, trader and issuer; several roles as `a+b`. They
-    /// prove no identity: for local use only.
+    /// Ready-made sandbox tokens: `sandbox.<role>` for staff and services, `sandbox.<role>.<name>`
+    /// for a named member of staff, `sandbox.<role>.<user_id>` for investor, trader and issuer;
+    /// several roles as `a+b`; `sandbox.service.approvals` for the approvals service. They prove no
+    /// identity: for local use only.
     Sandbox,
 }
 
@@ -73,10 +80,18 @@ impl Authenticator {
             let caller = self.caller_of(headers).ok();
             return Ok(caller.map(|caller| admitted(caller, Roles::NONE)));
         }
-        let caller = self.caller_of(headers)?;
+        let mut caller = self.caller_of(headers)?;
+        let approval = roles::approval(path);
+        if approval.is_some() {
+            caller = person_or_service(caller, headers);
+        }
         match rule {
             Rule::AnyOf(allowed) if allowed.intersects(caller.roles) => {
-                Ok(Some(admitted(caller, allowed)))
+                let caller = admitted(caller, allowed);
+                if approval.is_some_and(|row| row.when == When::Always) {
+                    caller.require_approval(path)?;
+                }
+                Ok(Some(caller))
             }
             Rule::Open | Rule::AnyOf(_) | Rule::Denied => Err(status::permission_denied(
                 "ROLE_REQUIRED",
@@ -84,6 +99,25 @@ impl Authenticator {
             )),
             Rule::Unknown => Err(status::unimplemented("Unknown method")),
         }
+    }
+}
+
+/// The caller of a method that needs an approval. With the role of a service beside others it is a
+/// person, who must not act alone. The approvals service has both persons as its subject.
+fn person_or_service(caller: Caller, headers: &HeaderMap) -> Caller {
+    if caller.roles != Roles::of(&[Role::Service]) {
+        return Caller {
+            roles: caller.roles.without(Role::Service),
+            ..caller
+        };
+    }
+    let is_approvals = caller.subject == APPROVALS;
+    match Approved::read(headers).filter(|_| is_approvals) {
+        Some(approved) => Caller {
+            subject: approved.subject(),
+            ..caller
+        },
+        None => caller,
     }
 }
 
@@ -111,13 +145,25 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
         .collect::<Option<Vec<_>>>()?
         .into_iter()
         .collect();
-    let user_id = parts.next();
+    let name = parts.next();
     let needs_user = roles.intersects(Roles::of(&Role::OWN));
     let well_formed = |id: &str| !id.is_empty() && id.len() <= 128 && !id.contains(':');
-    match user_id {
+    match name {
         Some(id) if needs_user && well_formed(id) => Some(Caller {
             subject: id.to_owned(),
             user_id: Some(id.to_owned()),
+            roles,
+        }),
+        Some(name) if !needs_user && is_person_name(name) && !roles.contains(Role::Service) => {
+            Some(Caller {
+                subject: name.to_owned(),
+                user_id: None,
+                roles,
+            })
+        }
+        Some(APPROVALS) if roles == Roles::of(&[Role::Service]) => Some(Caller {
+            subject: APPROVALS.to_owned(),
+            user_id: None,
             roles,
         }),
         None if !needs_user => Some(Caller {
@@ -127,6 +173,14 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
         }),
         _ => None,
     }
+}
+
+/// Name of a member of staff. One spelling per person: no upper case. A role is no name, since the
+/// subject of a token without a name is its roles.
+fn is_person_name(name: &str) -> bool {
+    let is_plain =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain) && Role::parse(name).is_none()
 }
 
 /// Wraps RPC routes in the access and observation layers, for calls in process:
@@ -182,6 +236,13 @@ mod tests {
         assert_eq!(trader.user_id.as_deref(), Some("u-1.x"));
         assert!(trader.roles.contains(Role::Trader) && trader.roles.contains(Role::Investor));
         assert!(auth.authenticate("sandbox.market-supervisor").is_ok());
+        for token in ["sandbox.operator.anna", "sandbox.treasury+compliance.anna"] {
+            let anna = auth.authenticate(token).unwrap();
+            assert_eq!(anna.person(), Some("anna"), "one person with two tokens");
+            assert_eq!(anna.user_id, None);
+        }
+        let approvals = auth.authenticate("sandbox.service.approvals").unwrap();
+        assert_eq!(approvals.subject, APPROVALS);
         for bad in [
             "",
             "sandbox",
@@ -189,7 +250,12 @@ mod tests {
             "sandbox.root",
             "sandbox.investor",
             "sandbox.investor.",
-            "sandbox.operator.u1",
+            "sandbox.operator.",
+            "sandbox.operator.Anna",
+            "sandbox.operator.treasury",
+            "sandbox.service.anna",
+            "sandbox.operator+service.anna",
+            "sandbox.operator+service.approvals",
             "sandbox.investor+root.u1",
             "sandbox.investor.a:b",
             "other.operator",
@@ -223,6 +289,70 @@ mod tests {
         assert!(decide(place, "sandbox.investor+operator.u1").acts_for_any_user());
         assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_any_user());
         assert_eq!(decide("/health", "sandbox.operator").roles, Roles::NONE);
+    }
+
+    // rows: R333
+    #[test]
+    fn d32_only_the_approvals_service_names_the_approval_that_it_executes() {
+        let auth = Authenticator::Sandbox;
+        let subject = |token: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+            let approved = Approved {
+                approval_id: "a-1".to_owned(),
+                requester: "anna".to_owned(),
+                approver: "boris".to_owned(),
+            };
+            approved.write(&mut headers).unwrap();
+            let path = "/dfa.market.v1.MarketService/SetTradingPhase";
+            let caller = auth.decide(&Method::POST, path, &headers).unwrap();
+            caller.expect("a caller").subject
+        };
+        assert_eq!(
+            subject("sandbox.service.approvals"),
+            "anna, approved by boris (approval a-1)"
+        );
+        for (forger, own) in [
+            ("sandbox.service", "service"),
+            ("sandbox.operator+service", "operator+service"),
+            ("sandbox.operator", "operator"),
+            ("sandbox.operator.anna", "anna"),
+            ("sandbox.operator.approvals", "approvals"),
+            ("sandbox.operator+trader+service.approvals", "approvals"),
+        ] {
+            assert_eq!(subject(forger), own, "{forger}");
+        }
+    }
+
+    // rows: R333
+    #[test]
+    fn d32_a_person_with_the_role_of_a_service_is_a_person() {
+        let auth = Authenticator::Sandbox;
+        let decide = |token: &str, method: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+            let path = format!("/dfa.market.v1.MarketService/{method}");
+            auth.decide(&Method::POST, &path, &headers)
+        };
+        let refusal = |token: &str| {
+            let refused = decide(token, "ConfirmClock").unwrap_err();
+            status::reason(&refused).unwrap_or_default()
+        };
+        let desk = "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
+        for person in [desk, "sandbox.operator+service", "sandbox.operator.anna"] {
+            assert_eq!(refusal(person), "APPROVAL_REQUIRED", "{person}");
+            // The handler decides, with this caller.
+            let caller = decide(person, "SetTradingPhase").unwrap();
+            assert!(!caller.expect("a caller").is_service(), "{person}");
+        }
+        assert_eq!(refusal("sandbox.treasury+service"), "ROLE_REQUIRED");
+        for service in ["sandbox.service", "sandbox.service.approvals"] {
+            let caller = decide(service, "ConfirmClock").unwrap();
+            assert!(caller.expect("a caller").is_service(), "{service}");
+        }
+        // Where no approval is needed, nothing changes.
+        let caller = decide("sandbox.operator+service", "PlaceOrder").unwrap();
+        assert!(caller.expect("a caller").is_service());
     }
 
     // rows: R332 R333

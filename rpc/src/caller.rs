@@ -89,6 +89,10 @@ impl Roles {
         Roles(self.0 & other.0)
     }
 
+    pub const fn without(self, role: Role) -> Roles {
+        Roles(self.0 & !(1 << role as u16))
+    }
+
     pub const fn contains(self, role: Role) -> bool {
         self.0 & (1 << role as u16) != 0
     }
@@ -144,6 +148,29 @@ impl Caller {
             "ROLE_REQUIRED",
             "Caller lacks the role for this operation",
         ))
+    }
+
+    /// True for a platform service, whose calls need no approval. In a handler of such a call, only
+    /// for a credential with no other role.
+    pub fn is_service(&self) -> bool {
+        self.roles.contains(Role::Service)
+    }
+
+    /// The named person of a credential, able to request and approve calls (D32). `None` for a
+    /// service and for a credential without a name, whose subject is its list of roles.
+    pub fn person(&self) -> Option<&str> {
+        let is_role = |name: &str| Role::parse(name).is_some();
+        let is_nameless = self.subject.split('+').all(is_role);
+        (!self.is_service() && !is_nameless).then_some(self.subject.as_str())
+    }
+
+    /// FAILED_PRECONDITION unless the caller is a service: a person's call of this method needs an
+    /// approval (D32).
+    pub fn require_approval(&self, method: &str) -> Result<(), Status> {
+        match self.is_service() {
+            true => Ok(()),
+            false => Err(status::approval_required(method)),
+        }
     }
 
     /// PERMISSION_DENIED unless the caller is this user. Staff and services are refused too.
@@ -218,6 +245,32 @@ mod tests {
         assert!(of(&[Role::Operator], None).require_user("u2").is_ok());
         assert!(of(&[Role::Service], None).require_user("u2").is_ok());
         assert!(of(&[Role::Trader], None).require_user("u2").is_err());
+    }
+
+    // rows: R333
+    #[test]
+    fn d32_a_person_has_a_name_and_a_service_is_none() {
+        let named = |subject: &str, roles: &[Role]| {
+            let subject = subject.to_owned();
+            let caller = Caller {
+                subject,
+                ..of(roles, None)
+            };
+            caller.person().map(str::to_owned)
+        };
+        let operator = &[Role::Operator];
+        assert_eq!(named("anna", operator), Some("anna".to_owned()));
+        for nameless in ["operator", "operator+treasury", "market-supervisor"] {
+            assert_eq!(named(nameless, operator), None, "{nameless}");
+        }
+        assert_eq!(named("anna", &[Role::Operator, Role::Service]), None);
+        let service = of(&[Role::Service], None);
+        assert!(service.require_approval("a.B/C").is_ok());
+        let refused = of(operator, None).require_approval("/a.B/C").unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert_eq!(refused.message(), "This call needs an approval");
+        let reason = status::reason(&refused);
+        assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
     }
 
     #[test]

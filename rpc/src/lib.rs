@@ -3,14 +3,16 @@
 //! One port serves gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]). One client
 //! transport works in process and over the network ([`Channel`]). One layer authenticates and
 //! authorizes all of them ([`Authenticator`], [`roles`]). Connections and bodies of a port are
-//! bounded ([`Limits`], [`connections`]), and so are the calls of each caller ([`rates`]). Errors
-//! share one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one
-//! paging ([`page`], D04).
+//! bounded ([`Limits`], [`connections`]), and so are the calls of each caller ([`rates`]). A
+//! service can make a call of another one without its generated types ([`forward`]). Errors share
+//! one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one paging
+//! ([`page`], D04).
 //!
 //! Architecture invariants: handlers are written once, against tonic. There is no business rule
 //! here. Only `connect/` names the `connectrpc` crate.
 
 pub mod access;
+mod approved;
 pub mod caller;
 pub mod channel;
 mod checked_body;
@@ -19,6 +21,7 @@ pub mod connections;
 pub mod context;
 pub mod contract;
 mod drain;
+pub mod forward;
 mod guard;
 pub mod health;
 mod idle;
@@ -33,6 +36,7 @@ pub mod serve;
 pub mod status;
 
 pub use access::{Authenticator, with_auth};
+pub use approved::Approved;
 pub use caller::{Caller, Role, Roles, caller};
 pub use channel::{Channel, LocalSlot};
 pub use connections::ConnectionBudget;

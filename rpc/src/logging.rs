@@ -170,6 +170,7 @@ fn service_of(target: &str) -> Option<&'static str> {
         "cfa" => Some("cfa"),
         "chain" => Some("chain"),
         "payments" => Some("payments"),
+        "approvals" => Some("approvals"),
         "settlement" => Some("settlement"),
         "gateway" => Some("market"),
         _ => None,

@@ -40,8 +40,8 @@ pub const REFUSED: &str = "rpc_calls_over_rate_total";
 const CALLERS_MAX: usize = 16_384;
 
 /// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
-/// once (`design.md` 10). The latter also lift a freeze, block or halt.
-const REDUCING: [&str; 9] = [
+/// once (`design.md` 10). Lifting a freeze, block or halt by the same call needs an approval.
+const REDUCING: [&str; 10] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
     "/dfa.market.v1.MarketService/SetKillSwitch",
@@ -51,6 +51,7 @@ const REDUCING: [&str; 9] = [
     "/dfa.identity.v1.IdentityService/BlockUser",
     "/dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
     "/dfa.cfa.v1.CfaRegistryService/CancelSubscription",
+    "/dfa.cfa.v1.CfaRegistryService/CancelOffer",
 ];
 
 /// Calls per second and caller on the RPC ports; 0 = no limit. Services have none.
@@ -194,7 +195,7 @@ impl From<OverRate> for Status {
 }
 
 /// (True for a user, subject). A user may have the same subject as staff, whose subjects are names
-/// of roles.
+/// of roles or of persons.
 type Key = (bool, String);
 
 fn key_of(caller: &Caller) -> Key {

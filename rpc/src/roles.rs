@@ -55,6 +55,8 @@ const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
 const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
 const ISSUE: &[Role] = &[Issuer, Operator, Service];
 const SERVICE_ONLY: &[Role] = &[Service];
+/// Staff with a role that changes something. Services neither request nor approve.
+const PERSONS: &[Role] = &[Operator, Treasury, Compliance, MarketSupervisor];
 
 /// (service, its methods with their roles).
 type Rows = &'static [(&'static str, &'static [Role])];
@@ -88,6 +90,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetVelocityLimit", DUTY),
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -106,6 +109,9 @@ const TABLE: &[(&str, Rows)] = &[
             ("CancelSubscription", &[Investor, Trader, Issuer, Operator]),
             ("ListSubscriptions", EVERYONE),
             ("IssueInvestmentCfa", ISSUE),
+            ("OfferUnits", &[Investor, Trader, Issuer]),
+            ("CancelOffer", &[Investor, Trader, Issuer, Operator]),
+            ("ListOffers", EVERYONE),
             ("RedeemInvestmentCfa", ISSUE),
             ("StartRedemption", ISSUE),
             ("GetRedemption", EVERYONE),
@@ -210,6 +216,16 @@ const TABLE: &[(&str, Rows)] = &[
         ],
     ),
     (
+        "dfa.approvals.v1.ApprovalService",
+        &[
+            ("RequestApproval", PERSONS),
+            ("Approve", PERSONS),
+            ("Reject", PERSONS),
+            ("GetApproval", STAFF),
+            ("ListApprovals", STAFF),
+        ],
+    ),
+    (
         "dfa.chain.v1.ChainConnectorService",
         &[
             ("SubmitTransaction", SERVICE_ONLY),
@@ -217,6 +233,16 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetBlock", STAFF),
             ("VerifyBlockHash", STAFF),
             ("EstimateGas", STAFF),
+        ],
+    ),
+    (
+        "dfa.settlement.v1.SettlementService",
+        &[
+            ("GetSettlementStatus", STAFF),
+            ("ListBatches", STAFF),
+            ("ListBreaks", STAFF),
+            ("RetrySettlement", SUPERVISE),
+            ("BustTrade", SUPERVISE),
         ],
     ),
     (
@@ -230,6 +256,94 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetBankBalance", STAFF),
             ("ListTransfers", STAFF),
         ],
+    ),
+];
+
+/// When a person's own call of a method is refused, because it takes two persons (D32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Always: the access layer refuses the call.
+    Always,
+    /// Depending on the request, for instance to lift a block but not to set it. The handler
+    /// refuses the call with [`crate::Caller::require_approval`].
+    Partly,
+}
+
+/// A method that persons call by an approval.
+#[derive(Clone, Copy, Debug)]
+pub struct Approval {
+    /// `package.Service/Method`.
+    pub method: &'static str,
+    pub when: When,
+    /// Roles of the requester and of the approver.
+    pub persons: Roles,
+}
+
+const fn approved(method: &'static str, when: When, persons: &[Role]) -> Approval {
+    Approval {
+        method,
+        when,
+        persons: Roles::of(persons),
+    }
+}
+
+/// Methods that a person calls by an approval (`design.md` 10). Services call them directly; the
+/// approvals service makes an approved call as a service.
+pub const APPROVALS: &[Approval] = &[
+    // To ACTIVE.
+    approved(
+        "dfa.ledger.v1.LedgerService/SetSubAccountStatus",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    // A mint by hand, and the end of a suspended deposit: a mint or a refund.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/IssueCfaRub",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ResolveSuspendedDeposit",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    // To clear the block (R089).
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
+        When::Partly,
+        &[Compliance],
+    ),
+    approved(
+        "dfa.payments.v1.PaymentsService/CancelPayout",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    // To leave a halt, and to lift a kill switch.
+    approved(
+        "dfa.market.v1.MarketService/SetTradingPhase",
+        When::Partly,
+        &[Operator, MarketSupervisor],
+    ),
+    approved(
+        "dfa.market.v1.MarketService/SetKillSwitch",
+        When::Partly,
+        &[Operator, MarketSupervisor],
+    ),
+    approved(
+        "dfa.market.v1.MarketService/ConfirmClock",
+        When::Always,
+        &[Operator, MarketSupervisor],
+    ),
+    // To raise a limit.
+    approved(
+        "dfa.identity.v1.IdentityService/SetLimit",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.identity.v1.IdentityService/UnblockUser",
+        When::Always,
+        &[Operator, Compliance],
     ),
 ];
 
@@ -282,6 +396,13 @@ pub fn rule(path: &str) -> Rule {
     }
 }
 
+/// The approval that a person's call of `package.Service/Method` needs, given with or without the
+/// leading slash. `None`: never.
+pub fn approval(method: &str) -> Option<&'static Approval> {
+    let method = method.trim_start_matches('/');
+    APPROVALS.iter().find(|row| row.method == method)
+}
+
 /// `/package.Service/Method`: two segments, the first one dotted.
 pub(crate) fn is_rpc_path(path: &str) -> bool {
     rpc_path(path).is_some()
@@ -324,6 +445,29 @@ mod tests {
             assert_eq!(auditor, reads, "{path}");
         }
     }
+
+    // rows: R333
+    #[test]
+    fn r333_calls_with_approval_are_writes_that_a_person_may_request() {
+        let mut names = BTreeSet::new();
+        for row in APPROVALS {
+            let (method, path) = (row.method, format!("/{}", row.method));
+            let contract = Contract::platform();
+            let found = contract.method(&path).expect(method);
+            assert!(!found.reads_only && !found.server_streaming && !found.client_streaming);
+            assert!(
+                found.input.get_field_by_name("context").is_some(),
+                "{method}"
+            );
+            let admitted = BY_PATH[&path].intersection(Roles::of(PERSONS));
+            assert!(!row.persons.is_empty(), "{method}");
+            assert_eq!(row.persons.intersection(admitted), row.persons, "{method}");
+            assert!(approval(&path).is_some_and(|found| found.method == method));
+            assert!(names.insert(method), "{method} is listed twice");
+        }
+        assert!(approval("/dfa.market.v1.MarketService/PlaceOrder").is_none());
+    }
+
     // rows: R333
     #[test]
     fn r333_calls_admit_the_traders_that_trading_sessions_admit() {

@@ -12,6 +12,9 @@ use tonic_types::{ErrorDetails, StatusExt};
 /// `ErrorInfo.domain` of every error.
 pub const DOMAIN: &str = "platform";
 
+/// The call that requests an approval.
+pub const REQUEST_APPROVAL: &str = "dfa.approvals.v1.ApprovalService/RequestApproval";
+
 fn with_reason(code: Code, reason: &str, message: impl Into<String>) -> Status {
     with_metadata(code, reason, message, HashMap::new())
 }
@@ -38,6 +41,25 @@ pub fn not_found(reason: &str, message: impl Into<String>) -> Status {
 /// 400: the request is well formed, but the state refuses it.
 pub fn failed_precondition(reason: &str, message: impl Into<String>) -> Status {
     with_reason(Code::FailedPrecondition, reason, message)
+}
+
+/// 400: a person calls a method that needs an approval (D32). The metadata names the method, and
+/// the call that requests the approval.
+pub fn approval_required(method: &str) -> Status {
+    let metadata = HashMap::from([
+        (
+            "method".to_owned(),
+            method.trim_start_matches('/').to_owned(),
+        ),
+        ("request_with".to_owned(), REQUEST_APPROVAL.to_owned()),
+    ]);
+    let text = "This call needs an approval";
+    with_metadata(
+        Code::FailedPrecondition,
+        "APPROVAL_REQUIRED",
+        text,
+        metadata,
+    )
 }
 
 /// 400: one bad field, named as in the schema with dots (`context.idempotency_key`).

@@ -34,6 +34,8 @@ pub struct Instrument {
     pub band_high: Option<Decimal>,
     /// A money claim (CFA-RUB). Not traded.
     pub is_money: bool,
+    /// Units counted against the limit of the issue. `None` if the service does not report it.
+    pub issued: Option<Decimal>,
 }
 
 /// An operation of the CFA service.
@@ -336,6 +338,7 @@ impl CfaClient {
             lot_size: number(&instrument.lot_size)?,
             band_low: number(&instrument.price_band_low)?,
             band_high: number(&instrument.price_band_high)?,
+            issued: number(&instrument.issued)?,
             instrument_id: instrument.instrument_id,
         })
     }

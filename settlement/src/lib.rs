@@ -12,6 +12,7 @@
 //! | `request` | plans as requests to ledger and chain |
 //! | `progress` | settlement's positions, for the sequencer, the journal and waiting callers |
 //! | `run` | the workers: post to the ledger, submit to the chain, finalize, journal progress |
+//! | `api` | the calls for operators: status, batches, differences, retry, bust |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Architecture invariants: `trading_state` to `saga` read no clock, file or network, and compute
@@ -19,6 +20,7 @@
 //! ledger transaction. The ledger stores the journal position in the transaction that moves the
 //! money. Settlement has no checkpoint of its own.
 
+mod api;
 pub mod batch;
 mod bust;
 pub mod failpoint;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use events::Sqlite;
-use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row};
 use types::Id128;
 use types::command::Bust;
 
@@ -53,16 +53,44 @@ pub struct BreakRow {
     pub name: String,
     pub hold_id: String,
     pub user_id: String,
+    /// Empty, with zero decimals, in a row of an older release.
+    pub instrument_id: String,
+    pub decimals: u8,
     pub sequence: u64,
+    /// Minor units, as `found`.
     pub expected: i64,
     pub found: i64,
     pub found_at_us: i64,
+    /// Time at which both sides agreed again.
+    pub cleared_at_us: Option<i64>,
+}
+
+/// Selects differences.
+#[derive(Clone, Copy, Debug)]
+pub struct BreakFilter<'a> {
+    /// Empty: of every instrument.
+    pub instrument_id: &'a str,
+    /// Open, cleared, or both.
+    pub is_open: Option<bool>,
+    /// Found at or before this time.
+    pub found_until_us: i64,
+}
+
+/// A request of an operator to bust a trade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestedBust {
+    pub trade_id: Id128,
+    pub batch_id: String,
+    pub actor: String,
+    pub reason: String,
+    /// Fingerprint of the call.
+    pub digest: i64,
 }
 
 /// The schema, applied after outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
-    "0004_bust_commands"
+    "0004_bust_commands", "0005_operators"
 );
 
 /// Settlement's SQLite store.
@@ -213,8 +241,8 @@ impl Repo {
         if known == 0 {
             sqlx::query(
                 "INSERT INTO breaks \
-                 (name, hold_id, user_id, sequence, expected, found, found_at_us) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                 (name, hold_id, user_id, sequence, expected, found, found_at_us, instrument_id, decimals) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             )
             .bind(&found.name)
             .bind(&found.hold_id)
@@ -223,6 +251,8 @@ impl Repo {
             .bind(found.expected)
             .bind(found.found)
             .bind(found.found_at_us)
+            .bind(&found.instrument_id)
+            .bind(found.decimals)
             .execute(&mut *tx)
             .await?;
         }
@@ -230,26 +260,131 @@ impl Repo {
         Ok(())
     }
 
-    /// Uncleared differences.
+    /// Uncleared differences, oldest first.
     pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
         let rows = sqlx::query(
             "SELECT * FROM breaks WHERE cleared_at_us IS NULL ORDER BY found_at_us, hold_id",
         )
         .fetch_all(self.db.read())
         .await?;
+        rows.iter().map(break_of).collect()
+    }
+
+    /// Differences, newest first, strictly after the bound.
+    pub async fn list_breaks(
+        &self,
+        filter: &BreakFilter<'_>,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<BreakRow>, StoreError> {
+        let (time_us, hold_id) = match bound.0 > filter.found_until_us {
+            true => (filter.found_until_us, LAST_ID),
+            false => bound,
+        };
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new("SELECT * FROM breaks WHERE ");
+        if !filter.instrument_id.is_empty() {
+            query
+                .push("instrument_id = ")
+                .push_bind(filter.instrument_id);
+            query.push(" AND ");
+        }
+        match filter.is_open {
+            Some(true) => query.push("cleared_at_us IS NULL AND "),
+            Some(false) => query.push("cleared_at_us IS NOT NULL AND "),
+            None => &mut query,
+        };
+        query.push("(found_at_us, hold_id) < (").push_bind(time_us);
+        query.push(", ").push_bind(hold_id);
+        query.push(") ORDER BY found_at_us DESC, hold_id DESC LIMIT ");
+        query.push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(break_of).collect()
+    }
+
+    /// Batches that are not final with a number below `before`, newest first, each with the times
+    /// at which it was sealed and last changed.
+    pub async fn list_open_batches(
+        &self,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<(Stored, i64, i64)>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT * FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND number < $1 \
+             ORDER BY number DESC LIMIT $2",
+        )
+        .bind(before)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
         rows.iter()
             .map(|row| {
-                Ok(BreakRow {
-                    name: row.try_get("name")?,
-                    hold_id: row.try_get("hold_id")?,
-                    user_id: row.try_get("user_id")?,
-                    sequence: row.try_get::<i64, _>("sequence")?.cast_unsigned(),
-                    expected: row.try_get("expected")?,
-                    found: row.try_get("found")?,
-                    found_at_us: row.try_get("found_at_us")?,
-                })
+                let sealed_at_us = row.try_get("sealed_at_us")?;
+                Ok((row_of(row)?, sealed_at_us, row.try_get("changed_at_us")?))
             })
             .collect()
+    }
+
+    /// Time at which the oldest batch that is not final was sealed.
+    pub async fn oldest_open_at(&self) -> Result<Option<i64>, StoreError> {
+        Ok(sqlx::query_scalar(
+            "SELECT sealed_at_us FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' \
+             ORDER BY number LIMIT 1",
+        )
+        .fetch_optional(self.db.read())
+        .await?)
+    }
+
+    /// The oldest batch that is posted and not submitted.
+    pub async fn first_posted(&self) -> Result<Option<Stored>, StoreError> {
+        let row = sqlx::query(
+            "SELECT * FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND state = 'POSTED' \
+             ORDER BY number LIMIT 1",
+        )
+        .fetch_optional(self.db.read())
+        .await?;
+        row.as_ref().map(row_of).transpose()
+    }
+
+    /// The stored request to bust a trade: its batch and digest.
+    pub async fn requested_bust(&self, trade: Id128) -> Result<Option<(String, i64)>, StoreError> {
+        let query =
+            sqlx::query_as("SELECT batch_id, digest FROM requested_busts WHERE trade_id = $1");
+        let query = query.bind(trade.to_string());
+        Ok(query.fetch_optional(self.db.read()).await?)
+    }
+
+    /// Stores a request to bust a trade, once per trade.
+    pub async fn request_bust(&self, new: &RequestedBust, now_us: i64) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query(
+            "INSERT INTO requested_busts (trade_id, batch_id, actor, reason, digest, requested_at_us) \
+             VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (trade_id) DO NOTHING",
+        )
+        .bind(new.trade_id.to_string())
+        .bind(&new.batch_id)
+        .bind(&new.actor)
+        .bind(&new.reason)
+        .bind(new.digest)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Trades of open batches that an operator wants bust, with the reason.
+    pub async fn requested_busts(&self) -> Result<BTreeMap<Id128, String>, StoreError> {
+        let rows: Vec<(String, String)> = sqlx::query_as(
+            "SELECT trade_id, reason FROM batches b INDEXED BY batches_open \
+             CROSS JOIN requested_busts r ON r.batch_id = b.batch_id WHERE b.state <> 'FINAL'",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        let request = |(id, reason): (String, String)| match Id128::parse(&id) {
+            Some(trade) => Ok((trade, reason)),
+            None => Err(StoreError::Bust(id)),
+        };
+        rows.into_iter().map(request).collect()
     }
 
     /// Clears the difference of a hold.
@@ -296,6 +431,24 @@ impl Repo {
         tx.commit().await?;
         Ok(())
     }
+}
+
+/// Follows every id in the order of texts.
+const LAST_ID: &str = "\u{10FFFF}";
+
+fn break_of(row: &SqliteRow) -> Result<BreakRow, StoreError> {
+    Ok(BreakRow {
+        name: row.try_get("name")?,
+        hold_id: row.try_get("hold_id")?,
+        user_id: row.try_get("user_id")?,
+        instrument_id: row.try_get("instrument_id")?,
+        decimals: row.try_get("decimals")?,
+        sequence: row.try_get::<i64, _>("sequence")?.cast_unsigned(),
+        expected: row.try_get("expected")?,
+        found: row.try_get("found")?,
+        found_at_us: row.try_get("found_at_us")?,
+        cleared_at_us: row.try_get("cleared_at_us")?,
+    })
 }
 
 fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {

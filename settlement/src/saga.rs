@@ -5,7 +5,8 @@
 //! accepts a batch id once, an operation is finalized once and reversed once. The caller executes a
 //! step and stores the state; after a crash it repeats the step. No chain step precedes the ledger
 //! posting (`design.md` 4). Trades that an attempt does not execute are submitted once more, in a
-//! new batch. Trades that fail again are bust, and their operations are reversed (T21).
+//! new batch. Trades that fail again are bust, and their operations are reversed (T21). Trades that
+//! an operator withdraws before their submission are bust at the batch's end.
 
 types::code_enum! {
     /// State of a batch.
@@ -60,6 +61,11 @@ pub enum StepResult {
         tx_hash: String,
         failed: Vec<u32>,
     },
+    /// Instead of the submission: these trades leave the batch, which the chain service does not
+    /// have.
+    Withdrawn {
+        trades: Vec<u32>,
+    },
     /// The batch failed: no trade executed.
     Failed,
     Finalized,
@@ -88,6 +94,9 @@ pub struct Saga {
     pub failed: Vec<u32>,
     /// Bust trades.
     pub bust: Vec<u32>,
+    /// Trades that an operator withdrew. A store of an older release has no such field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdrawn: Vec<u32>,
     /// Transaction hash of the current attempt, once final.
     pub tx_hash: Option<String>,
 }
@@ -100,6 +109,7 @@ impl Saga {
             open: (0..trades).collect(),
             failed: Vec::new(),
             bust: Vec::new(),
+            withdrawn: Vec::new(),
             tx_hash: None,
         }
     }
@@ -148,6 +158,16 @@ impl Saga {
                 };
             }
             (State::Posted, StepResult::Submitted) => self.state = State::Submitted,
+            (State::Posted, StepResult::Withdrawn { trades }) => {
+                let open = std::mem::take(&mut self.open).into_iter();
+                let (withdrawn, open): (Vec<u32>, Vec<u32>) =
+                    open.partition(|trade| trades.contains(trade));
+                self.withdrawn.extend(withdrawn);
+                self.open = open;
+                if self.open.is_empty() {
+                    self.bust_all(Vec::new());
+                }
+            }
             (State::Submitted, StepResult::Included { tx_hash, failed }) => {
                 self.tx_hash = Some(tx_hash.clone());
                 self.failed = failed
@@ -179,20 +199,28 @@ impl Saga {
 
     /// Retries the failed trades or busts them. All executed trades are finalized in the ledger.
     fn after_attempt(&mut self) {
-        if self.failed.is_empty() {
+        if self.failed.is_empty() && self.withdrawn.is_empty() {
             self.state = State::Final;
             return;
         }
         let failed = std::mem::take(&mut self.failed);
         self.tx_hash = None;
-        if self.attempt < ATTEMPTS_MAX {
+        if self.attempt < ATTEMPTS_MAX && !failed.is_empty() {
             self.attempt += 1;
             self.open = failed;
             self.state = State::Posted;
         } else {
-            self.open = Vec::new();
-            self.bust = failed;
-            self.state = State::Included;
+            self.bust_all(failed);
         }
+    }
+
+    /// Busts these trades and the withdrawn ones; all others are final.
+    fn bust_all(&mut self, mut failed: Vec<u32>) {
+        failed.extend(&self.withdrawn);
+        failed.sort_unstable();
+        self.open = Vec::new();
+        self.bust = failed;
+        self.tx_hash = None;
+        self.state = State::Included;
     }
 }

@@ -149,6 +149,68 @@ fn r186_a_batch_that_never_arrives_is_retried_then_bust() {
     }
 }
 
+// rows: R186
+#[test]
+fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
+    let withdrawn = |saga: &mut Saga, trades: &[u32]| {
+        let trades = trades.to_vec();
+        saga.handle_result(StepResult::Withdrawn { trades })
+    };
+    let mut saga = Saga::new(3);
+    assert!(withdrawn(&mut saga, &[1]).is_err(), "not before the ledger");
+    saga.handle_result(StepResult::Posted).unwrap();
+    let mut alone = saga.clone();
+    // The others go on, and the withdrawn trade is bust with those that fail.
+    withdrawn(&mut saga, &[1]).unwrap();
+    let mut world = World::new(3);
+    world.posted = 1;
+    world.left_out = [vec![2], vec![2]];
+    for n in 0.. {
+        let step = saga.next();
+        if step == Step::Done {
+            break;
+        }
+        let answer = world.execute(&step);
+        let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
+        kept.handle_result(answer).unwrap();
+        saga = kept;
+        assert!(n < 30);
+    }
+    assert_eq!((world.moved, world.reversed), (vec![1, 0, 0], vec![1, 2]));
+    assert_eq!(world.finalized[0].as_deref(), Some("0x1"));
+    assert_eq!((saga.bust, saga.state), (vec![1, 2], State::Final));
+
+    // Without the others nothing is submitted.
+    withdrawn(&mut alone, &[0, 1, 2]).unwrap();
+    let trades = vec![0, 1, 2];
+    assert_eq!(alone.next(), Step::Bust { trades });
+    alone.handle_result(StepResult::Busted).unwrap();
+    assert_eq!(alone.state, State::Final);
+    // With a final trade and no failed one the withdrawn trade is bust too.
+    let mut saga = Saga::new(2);
+    saga.handle_result(StepResult::Posted).unwrap();
+    withdrawn(&mut saga, &[0]).unwrap();
+    saga.handle_result(StepResult::Submitted).unwrap();
+    let failed = Vec::new();
+    let tx_hash = "0x1".to_owned();
+    let included = StepResult::Included { tx_hash, failed };
+    saga.handle_result(included).unwrap();
+    assert!(matches!(saga.next(), Step::Finalize { trades, .. } if trades == [1]));
+    saga.handle_result(StepResult::Finalized).unwrap();
+    assert_eq!(saga.next(), Step::Bust { trades: vec![0] });
+    saga.handle_result(StepResult::Busted).unwrap();
+    assert_eq!(saga.state, State::Final);
+}
+
+// rows: R186
+/// The stored form of a batch without withdrawn trades is that of older releases.
+#[test]
+fn a_saga_of_an_older_release_is_read() {
+    let stored = serde_json::to_string(&Saga::new(1)).unwrap();
+    assert!(!stored.contains("withdrawn"), "{stored}");
+    assert_eq!(serde_json::from_str::<Saga>(&stored).unwrap(), Saga::new(1));
+}
+
 #[test]
 fn a_batch_without_trades_ends_in_the_ledger() {
     let (_, saga) = run(World::new(0), 0, None);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as wire;
 use rand::Rng;
+use testkit::messages::tx_hash;
 use types::command::Bust;
 use types::*;
 use types::{HoldPart, order_hold};
@@ -72,10 +73,12 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
     assert_eq!(buy.r#type(), OperationType::TradeBuy);
     assert_eq!(buy.status(), OperationStatus::Finalized);
     let hash = buy.onchain_tx_hash.clone().unwrap();
+    let batch = platform.chain.batch_of(&trade).unwrap();
     assert!(
-        hash.starts_with("0xhash-1:") && hash.ends_with(&format!("-{sequence}")),
-        "{hash}"
+        batch.starts_with("1:") && batch.ends_with(&format!("-{sequence}")),
+        "{batch}"
     );
+    assert_eq!(hash, tx_hash(&batch));
     let rows = |postings: &[wire::Posting]| -> Vec<(String, String, String)> {
         postings
             .iter()
@@ -496,7 +499,9 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
         .position(|c| matches!(c, Command::Settled(s) if s.finalized >= trades[1].0));
     assert!(bust < finalized, "{submitted:?}");
     let (kept, _) = platform.operation(&trades[0].1).await.unwrap();
-    assert!(kept.onchain_tx_hash.unwrap().ends_with("/2"));
+    let batch = platform.chain.batch_of(&trades[0].1).unwrap();
+    assert!(batch.ends_with("/2"), "{batch}");
+    assert_eq!(kept.onchain_tx_hash, Some(tx_hash(&batch)));
     let (bust, _) = platform.operation(&trades[1].1).await.unwrap();
     assert_eq!(bust.status(), OperationStatus::Failed);
     // Neither side keeps anything: the buyer's money and the seller's units are available again.

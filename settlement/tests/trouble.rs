@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
 use proto::ledger::v1 as wire;
+use proto::settlement::v1 as pb;
 use settlement::Suspension;
 use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
@@ -97,6 +98,161 @@ async fn sql(folder: &Path, statement: &'static str) {
     sqlx::Connection::close(store).await.unwrap();
 }
 
+/// The differences that an operator sees.
+async fn breaks(
+    platform: &Platform,
+    instrument_id: &str,
+    state: pb::BreakState,
+    age_seconds_min: u32,
+) -> Vec<pb::Break> {
+    let (mut operators, _slot) = platform.operators();
+    let request = pb::ListBreaksRequest {
+        instrument_id: instrument_id.into(),
+        state: state.into(),
+        age_seconds_min,
+        ..Default::default()
+    };
+    let listed = operators.list_breaks(request).await.unwrap();
+    listed.into_inner().breaks
+}
+
+/// Asserts that the health names the only open difference, and that operators see it.
+async fn listed_break(platform: &Platform, hold_id: &str) {
+    let failing = platform.settlement.health().failing();
+    assert!(
+        failing["settlement-breaks"].contains(hold_id),
+        "{failing:?}"
+    );
+    let open = pb::BreakState::Open;
+    let row = breaks(platform, "CFA-RUB", open, 0).await.remove(0);
+    assert_eq!((row.hold_id.as_str(), row.state()), (hold_id, open));
+    assert_eq!(
+        (row.user_id.as_str(), row.owner.as_str()),
+        ("user-0", "operator")
+    );
+    let value = |amount: Option<proto::common::v1::Decimal>| {
+        let value = amount.expect("an amount").value;
+        value.parse::<Decimal>().expect("a number")
+    };
+    let kopeck = Decimal::from_minor(1, 2);
+    let found = value(row.found).checked_add(kopeck).unwrap();
+    assert_eq!(value(row.expected), found);
+    // Neither of another instrument nor older than it is.
+    assert!(breaks(platform, "BOND-0", open, 0).await.is_empty());
+    assert!(breaks(platform, "", open, 3_600).await.is_empty());
+    let (mut operators, _slot) = platform.operators();
+    let status = pb::GetSettlementStatusRequest::default();
+    let status = operators.get_settlement_status(status).await.unwrap();
+    let status = status.into_inner();
+    assert_eq!(
+        (status.breaks_open, status.oldest_break_at.is_some()),
+        (1, true)
+    );
+    let retry = |id: &str| pb::RetrySettlementRequest {
+        context: context("retry"),
+        id: id.into(),
+    };
+    operators.retry_settlement(retry(hold_id)).await.unwrap();
+    let unknown = operators.retry_settlement(retry("nothing")).await;
+    assert_eq!(unknown.unwrap_err().code(), tonic::Code::NotFound);
+}
+
+// rows: R186
+/// One trade that the chain service refuses stops every later trade. An operator busts it.
+#[tokio::test]
+async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    // Only an operator's retry ends the pause.
+    settings.refused_retry_ms = 3_600_000;
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    let mut market = Market::new(1);
+    let refused = trade(&mut market, 1, 0);
+    platform
+        .chain
+        .refused_trades
+        .lock()
+        .unwrap()
+        .insert(refused.clone());
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    until("alarm", &platform, || {
+        !platform.settlement.stats().halted.is_empty()
+    })
+    .await;
+    let (mut operators, slot) = platform.operators();
+    let listed = operators.list_batches(pb::ListBatchesRequest::default());
+    let batch = listed.await.unwrap().into_inner().batches.remove(0);
+    assert_eq!(batch.state(), pb::BatchState::Posted);
+    assert_eq!(batch.trade_ids, std::slice::from_ref(&refused));
+    let status = pb::GetSettlementStatusRequest::default();
+    let status = operators.get_settlement_status(status).await.unwrap();
+    let waiting = status.into_inner().waiting.remove(0);
+    assert_eq!(
+        (waiting.part.as_str(), waiting.id, waiting.is_stuck),
+        ("settlement-chain", batch.batch_id.clone(), true)
+    );
+
+    // A later trade waits too, and is not the one that stops the queue.
+    let fed = market.records.len();
+    let later = trade(&mut market, 2, 3);
+    platform.feed(&market.records[fed..]);
+    let bust = |trade: &str, reason: &str| pb::BustTradeRequest {
+        context: context(&format!("bust-{trade}")),
+        trade_id: trade.into(),
+        reason: reason.into(),
+    };
+    let status = operators
+        .bust_trade(bust(&later, "test"))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        rpc::status::reason(&status).as_deref(),
+        Some("TRADE_NOT_STUCK")
+    );
+    let nameless = operators.bust_trade(bust(&refused, " ")).await;
+    assert_eq!(nameless.unwrap_err().code(), tonic::Code::InvalidArgument);
+
+    // A batch that the chain service has: the trade is bust only by the outcome there.
+    {
+        let mut state = platform.chain.state.lock().unwrap();
+        let (id, trades) = (batch.batch_id.clone(), vec![refused.clone()]);
+        state.failed.insert(id.clone(), trades.clone());
+        state.batches.push((id, trades));
+    }
+    let submitted = operators.bust_trade(bust(&refused, "test")).await;
+    let submitted = submitted.unwrap_err();
+    assert_eq!(submitted.code(), tonic::Code::FailedPrecondition);
+    assert!(submitted.message().contains("with the chain service"));
+    platform.chain.state.lock().unwrap().batches.pop();
+
+    let first = operators.bust_trade(bust(&refused, "token is gone")).await;
+    let first = first.unwrap();
+    assert!(first.metadata().get("idempotent-replayed").is_none());
+    assert_eq!(first.into_inner().batch_id, batch.batch_id);
+    drained(&platform, market.position()).await;
+    platform.reported(market.position()).await;
+    assert!(platform.is_bust(&refused) && !platform.is_bust(&later));
+    // A repeat returns the first answer, also after the trade is bust.
+    let again = operators
+        .bust_trade(bust(&refused, "another"))
+        .await
+        .unwrap();
+    assert!(again.metadata().get("idempotent-replayed").is_some());
+    assert_eq!(again.into_inner().batch_id, batch.batch_id);
+    drop(slot);
+    let (operation, _) = platform.operation(&refused).await.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Failed);
+    let why = operation.rejection_message.unwrap_or_default();
+    assert!(why.ends_with("bust by an operator: token is gone"), "{why}");
+    let (operation, _) = platform.operation(&later).await.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert!(platform.settlement.health().failing().is_empty());
+    assert!(!platform.chain.moved().contains_key(&refused));
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
 #[tokio::test]
 async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,6 +286,7 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
         ("HOLD_SHORT", "user-0")
     );
     assert_eq!(found.expected - found.found, 1);
+    listed_break(&platform, &found.hold_id).await;
 
     // Settlement continues, also for this user: the ledger decides what is covered.
     trade(&mut market, 4, 5);
@@ -160,6 +317,12 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     })
     .await;
     assert!(platform.settlement.breaks().await.unwrap().is_empty());
+    assert!(!is_failing(&platform, "settlement-breaks"));
+    let cleared = pb::BreakState::Cleared;
+    let row = breaks(&platform, "CFA-RUB", cleared, 0).await.remove(0);
+    assert_eq!((row.state(), row.cleared_at.is_some()), (cleared, true));
+    let open = breaks(&platform, "", pb::BreakState::Open, 0).await;
+    assert!(open.is_empty(), "{open:?}");
     platform.stop().await;
 
     // After the next start settlement submits no block and no unblock.
@@ -313,7 +476,7 @@ async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
         let request = wire::FinalizeOperationsRequest {
             context: context(&format!("finalize {key}")),
             operation_ids: vec![operation_id],
-            onchain_tx_hash: "0xby-hand".into(),
+            onchain_tx_hash: testkit::messages::tx_hash("by hand"),
         };
         platform.ledger.finalize_operations(request).await.unwrap();
     }

@@ -21,3 +21,6 @@ mod wait;
 pub use clock::Machine;
 pub use doubles::{Fault, Registry, Reservation, ServiceDoubles, TestUser, in_memory};
 pub use wait::{PATIENCE, eventually};
+
+/// Credential of the calls that the approvals service makes for two persons (D32).
+pub const APPROVED: &str = "sandbox.service.approvals";

@@ -24,6 +24,12 @@ pub fn decimal(value: &str) -> Option<Decimal> {
     Some(Decimal { value })
 }
 
+/// A transaction hash, the same for the same name.
+pub fn tx_hash(name: &str) -> String {
+    let half = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes());
+    format!("0x{half}{half}", half = half.simple())
+}
+
 /// Roubles of the bank.
 pub fn rubles(value: &str) -> Option<Money> {
     Some(Money {

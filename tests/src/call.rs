@@ -128,6 +128,11 @@ impl Refusal {
     }
 }
 
+/// Token of a named member of staff with every role that changes something.
+pub fn staff(name: &str) -> String {
+    format!("sandbox.operator+treasury+compliance+market-supervisor.{name}")
+}
+
 /// Full path of a short name: `ledger.GetBalance` is `dfa.ledger.v1.LedgerService/GetBalance`.
 pub fn path_of(name: &str) -> String {
     let (package, method) = name.split_once('.').expect("service.Method");
@@ -139,6 +144,8 @@ pub fn path_of(name: &str) -> String {
         "identity" => "IdentityService",
         "chain" => "ChainConnectorService",
         "sandbox" => "SandboxBankService",
+        "settlement" => "SettlementService",
+        "approvals" => "ApprovalService",
         other => panic!("no service {other}"),
     };
     format!("dfa.{package}.v1.{service}/{method}")
@@ -210,6 +217,25 @@ impl Platform {
             .unwrap_or_else(|refusal| {
                 panic!("{name} as {token}: {refusal:?}\nrequest {request_text}")
             })
+    }
+
+    /// Makes a call that takes two persons (D32); returns the executed approval.
+    ///
+    /// # Panics
+    /// If a step is refused or the call fails.
+    pub async fn approved(&self, name: &str, request: Value) -> Value {
+        let ask = json!({
+            "method": path_of(name), "requestJson": request.to_string(), "reason": "test",
+        });
+        let (anna, boris) = (staff("anna"), staff("boris"));
+        let asked = self.ok(&anna, "approvals.RequestApproval", ask).await;
+        let asked = &asked["approval"];
+        let decision = json!({ "approvalId": asked["approvalId"], "hash": asked["hash"] });
+        let approved = self.ok(&boris, "approvals.Approve", decision).await;
+        let approved = approved["approval"].clone();
+        let executed = json!("APPROVAL_STATUS_EXECUTED");
+        assert_eq!(approved["status"], executed, "{name}: {approved}");
+        approved
     }
 
     /// Makes a call that must be refused.

@@ -18,6 +18,7 @@
 //! | `wire` | the same call in every protocol of a port |
 //! | `grpc` | a call as gRPC, by the method's name |
 //! | `quic` | raw bytes to the trading gateway |
+//! | `schema_fuzz` | mutated requests of every method, from the descriptors |
 //! | `seed` | seeds of tests: fixed, or `TESTS_SEED` |
 //! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
 //! | `bank` | signed webhooks as the bank sends them |
@@ -41,6 +42,7 @@ pub mod log;
 pub mod member;
 pub mod process;
 pub mod quic;
+pub mod schema_fuzz;
 #[path = "../../testkit/src/seed.rs"]
 pub mod seed;
 pub mod shared;

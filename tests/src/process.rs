@@ -25,13 +25,14 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const STOP: Duration = Duration::from_secs(10);
 
 /// Names of the listeners in the ready line.
-pub const LISTENERS: [&str; 10] = [
+pub const LISTENERS: [&str; 11] = [
     "all",
     "ledger",
     "cfa",
     "payments",
     "market",
     "identity",
+    "approvals",
     "bank",
     "chain",
     "chain_rpc",

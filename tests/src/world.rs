@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::call::{AUDITOR, OPERATOR, number, text};
+use crate::call::{AUDITOR, OPERATOR, SERVICE, number, text};
 use crate::{Platform, Refusal};
 
 /// A user of the platform.
@@ -86,18 +86,18 @@ impl Platform {
         user
     }
 
-    /// Sets a daily limit of a user, in roubles.
+    /// Sets a daily limit of a user, in roubles. As a service: a person raises no limit alone.
     pub async fn set_limit(&self, user: &User, limit: &str, daily: &str) {
         let request = json!({
             "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "dailyLimit": rub(daily),
         });
-        self.ok(OPERATOR, "identity.SetLimit", request).await;
+        self.ok(SERVICE, "identity.SetLimit", request).await;
     }
 
     /// Makes every check of a limit fail with this text. An empty text makes checks pass again.
     pub async fn refuse_limit(&self, user: &User, limit: &str, with: &str) {
         let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "refuseWith": with });
-        self.ok(OPERATOR, "identity.SetLimit", request).await;
+        self.ok(SERVICE, "identity.SetLimit", request).await;
     }
 
     /// Creates a payment intent by QR code.

@@ -16,8 +16,15 @@ const TOOL: Duration = Duration::from_secs(20);
 /// Timeout of the first installation of all tools.
 const INSTALLATION: Duration = Duration::from_secs(900);
 
-const WITH_RPC: [&str; 7] = [
-    "all", "ledger", "cfa", "payments", "market", "identity", "chain",
+const WITH_RPC: [&str; 8] = [
+    "all",
+    "ledger",
+    "cfa",
+    "payments",
+    "market",
+    "identity",
+    "approvals",
+    "chain",
 ];
 const PLAIN_HTTP: [&str; 2] = ["bank", "chain_rpc"];
 

@@ -9,7 +9,7 @@ use tests::flow::Random;
 use tests::process::{Finished, Platform};
 use tests::shared::run;
 
-const STORES: [&str; 12] = [
+const STORES: [&str; 13] = [
     "events/log.db",
     "events/offsets.db",
     "chain/chain.sqlite",
@@ -19,6 +19,7 @@ const STORES: [&str; 12] = [
     "bank/bank.db",
     "cfa/cfa.sqlite",
     "payments/payments.db",
+    "approvals/approvals.db",
     "market/market.db",
     "settlement/settlement.db",
     "journal",
@@ -279,6 +280,33 @@ fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
             std::fs::read_to_string(&manifest).expect("a manifest"),
             written
         );
+    });
+}
+
+/// A folder of a version without approvals gets their store at its next start, and keeps it.
+#[test]
+fn a_store_that_a_later_version_added_is_made_at_the_next_start() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
+        let written = std::fs::read_to_string(&manifest).expect("a manifest");
+        std::fs::remove_dir_all(data.join("approvals")).expect("removed");
+        let older: String = written
+            .lines()
+            .filter(|line| !line.contains("\"approvals/"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_ne!(written, older);
+        std::fs::write(&manifest, older).expect("written");
+        platform.restart().await;
+        platform.stop().await;
+        let now = std::fs::read_to_string(&manifest).expect("a manifest");
+        assert_eq!(now, written);
+        std::fs::remove_dir_all(data.join("approvals")).expect("removed");
+        let logged = platform.start_refused().await;
+        let refusal = "approvals/approvals.db is missing or empty";
+        assert!(logged.contains(refusal), "{logged}");
     });
 }
 

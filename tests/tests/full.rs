@@ -249,3 +249,37 @@ fn r238_every_service_works_over_its_topic_and_a_ledger_on_postgresql_through_ki
         platform.stop().await;
     });
 }
+
+// rows: R186 R213
+#[test]
+fn r186_trades_matched_while_the_ledger_has_no_database_are_settled_once() {
+    run(async {
+        let database = Server::postgres();
+        let env = [("PLATFORM_LEDGER__URL", database.address.as_str())];
+        let mut platform = Platform::start_with(&env).await;
+        let (buyer, seller) = (platform.rich("1000.00").await, platform.trader().await);
+        let bond = platform.bond().await;
+        platform.issue(&bond, &seller, "10").await;
+        // Orders that draw on trading holds need no answer of the ledger.
+        platform.trading_hold(&buyer, "CFA-RUB", "500.00").await;
+        platform.trading_hold(&seller, &bond, "10").await;
+        trade(&platform, &seller, &buyer, &bond).await;
+        database.kill();
+        trade(&platform, &seller, &buyer, &bond).await;
+        trade(&platform, &seller, &buyer, &bond).await;
+        let more = json!({
+            "userId": buyer.id, "instrumentId": "CFA-RUB", "amount": { "value": "1.00" },
+        });
+        let name = "market.OpenTradingHold";
+        let refused = platform.refused(&buyer.token(), name, more).await;
+        assert!(matches!(refused.http, 503 | 504), "{refused:?}");
+        database.start_again();
+        platform.settled(&bond, 3).await;
+        let cash = platform.balance(&buyer.cash()).await;
+        assert_eq!(cash, number(&json!("969.97")));
+        let units = platform.balance(&seller.units(&bond)).await;
+        assert_eq!(units, Decimal::from(7));
+        platform.proof().await;
+        platform.stop().await;
+    });
+}

@@ -4,7 +4,7 @@
 
 use bytes_of_login::login;
 use serde_json::{Value, json};
-use tests::call::{AUDITOR, OPERATOR, TREASURY, context, text};
+use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, context, text};
 use tests::ledger::State;
 use tests::member::Terminal;
 use tests::quic::Raw;
@@ -118,7 +118,7 @@ fn unknown_users_are_not_found() {
                 json!({ "userId": "ghost", "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("1.00") }),
             ),
             (
-                TREASURY,
+                SERVICE,
                 "cfa.IssueCfaRub",
                 json!({ "userId": "ghost", "paymentId": "p", "amount": rub("1.00") }),
             ),
@@ -434,7 +434,7 @@ fn callers_without_a_right_are_refused() {
             "nonsense",
             "sandbox.root",
             "sandbox.investor",
-            "sandbox.operator.ghost",
+            "sandbox.service.ghost",
         ] {
             platform
                 .refused(token, "market.PlaceOrder", order.clone())
@@ -568,7 +568,7 @@ fn writes_without_an_idempotency_key_are_refused() {
                 json!({ "userId": stage.user.id, "instrumentId": stage.bond, "amount": { "value": "1" } }),
             ),
             (
-                TREASURY,
+                SERVICE,
                 "cfa.IssueCfaRub",
                 json!({ "userId": stage.user.id, "paymentId": "p", "amount": rub("1.00") }),
             ),

@@ -10,7 +10,7 @@
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
-//! | hold of a subscription | name of the CFA service |
+//! | hold of an offer | name of the CFA service |
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -183,9 +183,9 @@ pub fn redemption_hold(operation_id: &str) -> Id128 {
     cfa_uuid(&format!("{operation_id}:hold"))
 }
 
-/// Ledger hold of a subscription's payment.
-pub fn subscription_hold(subscription_id: &str) -> Id128 {
-    cfa_uuid(&format!("{subscription_id}:subscription"))
+/// Ledger hold of an offer: the payment of a subscription, or the units that a holder offers.
+pub fn offer_hold(offer_id: &str) -> Id128 {
+    cfa_uuid(&format!("{offer_id}:subscription"))
 }
 
 /// Id of the redemption of an issue.
@@ -357,10 +357,7 @@ mod tests {
                 redemption_hold("op-1"),
                 "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
             ),
-            (
-                subscription_hold("s-1"),
-                "13d06d6b-76c8-5693-9cf9-a7d734adc64c",
-            ),
+            (offer_hold("s-1"), "13d06d6b-76c8-5693-9cf9-a7d734adc64c"),
             (
                 issue_redemption("BOND-1"),
                 "b5aff749-76ef-50bf-99ce-063b69fd217d",

@@ -14,13 +14,14 @@ use crate::shell;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Suffixes of the `PLATFORM_LISTEN__*` variables.
-const LISTENERS: [&str; 10] = [
+const LISTENERS: [&str; 11] = [
     "ALL",
     "LEDGER",
     "CFA",
     "PAYMENTS",
     "MARKET",
     "IDENTITY",
+    "APPROVALS",
     "BANK",
     "CHAIN",
     "CHAIN_RPC",

@@ -55,7 +55,14 @@ const SUITES: [Suite; 4] = [
     },
     // Crashes and garbage on real processes; the journal's power losses.
     Suite {
-        targets: &["binary", "crash", "data_folder", "chaos", "refusals"],
+        targets: &[
+            "binary",
+            "crash",
+            "data_folder",
+            "chaos",
+            "refusals",
+            "schema_fuzz",
+        ],
         tests: &[
             "kill_",
             "a_power_loss_loses_nothing_that_was_reported_durable",
@@ -63,6 +70,7 @@ const SUITES: [Suite; 4] = [
             "a_first_start_that_was_killed_anywhere_is_repeated",
             "r343_clients_receive_all_messages_under_chaos",
             "garbage_on_the_trading_port_ends_that_connection",
+            "every_method_refuses_mutated_requests_without_a_fault",
         ],
     },
 ];

@@ -17,7 +17,7 @@ const REPLICA_WAIT_MAX: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Token for the setup. Calls of a service are exempt from the call rates.
-const OPERATOR: &str = "sandbox.operator+service";
+const SETUP: &str = "sandbox.service";
 
 /// Calls of the platform's RPC port.
 pub struct PlatformClient {
@@ -66,11 +66,11 @@ impl PlatformClient {
         let user = format!("wire-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
                           "bankAccount": "40817810100000000001" });
-        self.call(OPERATOR, &format!("{IDENTITY}/CreateUser"), new)?;
+        self.call(SETUP, &format!("{IDENTITY}/CreateUser"), new)?;
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             let limit = json!({ "userId": user, "limitType": limit, "dailyLimit":
                 { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } });
-            self.call(OPERATOR, &format!("{IDENTITY}/SetLimit"), limit)?;
+            self.call(SETUP, &format!("{IDENTITY}/SetLimit"), limit)?;
         }
         let intent = self.call(
             &format!("sandbox.investor.{user}"),
@@ -80,7 +80,7 @@ impl PlatformClient {
         )?;
         let link = intent.pointer("/intent/qrPayload").cloned();
         let pay = json!({ "qrPayload": link.context("no payment link")? });
-        self.call(OPERATOR, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
+        self.call(SETUP, "dfa.sandbox.v1.SandboxBankService/Pay", pay)?;
         self.wait_for_balance(&user, "CFA-RUB", roubles)?;
         Ok(user)
     }
@@ -92,7 +92,7 @@ impl PlatformClient {
     pub fn units(&self, user: &str, instrument: &str, units: u64) -> anyhow::Result<()> {
         let amount = json!({ "value": units.to_string() });
         self.call(
-            OPERATOR,
+            SETUP,
             "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
             json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "wire",
                     "amount": { "currencyCode": instrument, "amount": amount } }),
@@ -199,7 +199,7 @@ impl PlatformClient {
         const CFA: &str = "dfa.cfa.v1.CfaRegistryService";
         let issuer = format!("wire-issuer-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": issuer, "kycStatus": "KYC_STATUS_STANDARD" });
-        self.call(OPERATOR, "dfa.identity.v1.IdentityService/CreateUser", new)?;
+        self.call(SETUP, "dfa.identity.v1.IdentityService/CreateUser", new)?;
         let symbol = format!(
             "W{}",
             &Uuid::new_v4().simple().to_string()[..10].to_uppercase()
@@ -208,12 +208,12 @@ impl PlatformClient {
             "decimals": 0, "issuerId": issuer, "currencyCode": "RUB",
             "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
             "priceBandLow": { "value": "0.01" }, "priceBandHigh": { "value": "1000.00" } });
-        let made = self.call(OPERATOR, &format!("{CFA}/RegisterInstrument"), new)?;
+        let made = self.call(SETUP, &format!("{CFA}/RegisterInstrument"), new)?;
         let id = made.pointer("/instrumentId").and_then(Value::as_str);
         let id = id.context("no instrument id")?.to_owned();
         if made.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
             let active = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
-            self.call(OPERATOR, &format!("{CFA}/UpdateInstrument"), active)?;
+            self.call(SETUP, &format!("{CFA}/UpdateInstrument"), active)?;
         }
         let since = Instant::now();
         loop {

@@ -10,7 +10,7 @@ use types::Decimal;
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueRedemption, Operation, Subscription, SuspendedDeposit, TradeLeg,
+    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
@@ -66,6 +66,9 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::TooManySubscriptions => {
             status::failed_precondition("TOO_MANY_SUBSCRIPTIONS", text)
         }
+        Refusal::OfferNotFound => status::not_found("OFFER_NOT_FOUND", text),
+        Refusal::NotOffered => status::failed_precondition("NOT_OFFERED", text),
+        Refusal::TooManyOffers => status::failed_precondition("TOO_MANY_OFFERS", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
@@ -177,23 +180,48 @@ fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
     value.map(convert::timestamp_us)
 }
 
-pub fn subscription(of: &Subscription, decimals: u8) -> pb::Subscription {
-    let held = types::derived::subscription_hold(&of.subscription_id);
-    let rubles = |minor| convert::to_monetary_amount_minor(CFA_RUB, minor, CFA_RUB_DECIMALS);
-    let units = |minor| convert::to_monetary_amount_minor(&of.instrument_id, minor, decimals);
+pub fn subscription(of: &Offer, decimals: u8) -> pb::Subscription {
     pb::Subscription {
-        subscription_id: of.subscription_id.clone(),
+        subscription_id: of.offer_id.clone(),
         instrument_id: of.instrument_id.clone(),
-        investor_id: of.investor_id.clone(),
-        amount: Some(units(of.units_minor)),
-        payment: Some(rubles(of.payment_minor)),
+        investor_id: of.user_id.clone(),
+        amount: offered_units(of, decimals),
+        payment: offered_payment(of),
         status: of.status.code(),
-        expires_at: Some(convert::to_timestamp_us(of.expires_at_us)),
-        hold_id: held.to_string(),
+        expires_at: wire_time(of.expires_at_us),
+        hold_id: types::derived::offer_hold(&of.offer_id).to_string(),
         operation_id: of.operation_id.clone(),
-        created_at: Some(convert::to_timestamp_us(of.created_at_us)),
-        updated_at: Some(convert::to_timestamp_us(of.updated_at_us)),
+        created_at: wire_time(of.created_at_us),
+        updated_at: wire_time(of.updated_at_us),
     }
+}
+
+pub fn offer(of: &Offer, decimals: u8) -> pb::Offer {
+    pb::Offer {
+        offer_id: of.offer_id.clone(),
+        instrument_id: of.instrument_id.clone(),
+        holder_id: of.user_id.clone(),
+        amount: offered_units(of, decimals),
+        payment: offered_payment(of),
+        status: of.status.code(),
+        expires_at: wire_time(of.expires_at_us),
+        hold_id: types::derived::offer_hold(&of.offer_id).to_string(),
+        operation_id: of.operation_id.clone(),
+        created_at: wire_time(of.created_at_us),
+        updated_at: wire_time(of.updated_at_us),
+    }
+}
+
+fn offered_units(of: &Offer, decimals: u8) -> Option<common::MonetaryAmount> {
+    let (id, units_minor) = (&of.instrument_id, of.units_minor);
+    Some(convert::to_monetary_amount_minor(id, units_minor, decimals))
+}
+
+fn offered_payment(of: &Offer) -> Option<common::MonetaryAmount> {
+    let (kopecks, decimals) = (of.payment_minor, CFA_RUB_DECIMALS);
+    Some(convert::to_monetary_amount_minor(
+        CFA_RUB, kopecks, decimals,
+    ))
 }
 
 pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstrument, Error> {

@@ -21,11 +21,11 @@ use tonic::{Request, Response, Status};
 use types::{OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, InstrumentType, RedemptionReason, Subscription};
+use crate::model::{CFA_RUB, InstrumentType, Offer, OfferSide, RedemptionReason};
 use crate::repo::OperationFilter;
 use crate::service::{
-    IssueInvestment, NewRedemption, NewSubscription, NewTransfer, OperationResult, RequestMeta,
-    Service,
+    IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
+    RequestMeta, Service,
 };
 use convert::to_status;
 
@@ -286,11 +286,86 @@ impl Api {
         caller.require_user(&instrument.issuer_id)
     }
 
-    /// The message of a subscription; its units have the decimals of the instrument.
-    async fn subscription_message(&self, of: &Subscription) -> Result<pb::Subscription, Status> {
-        let instrument = self.service.require_instrument(&of.instrument_id).await;
-        let instrument = instrument.map_err(to_status)?;
-        Ok(convert::subscription(of, instrument.decimals))
+    /// Stores an offer of the caller. Returns it with the decimals of its units, and whether the
+    /// call is a repeat.
+    async fn make_offer(
+        &self,
+        context: &RequestMeta,
+        new: NewOffer,
+    ) -> Result<(Offer, u8, bool), Status> {
+        if new.payment_minor == 0 {
+            return Err(status::invalid_argument("payment", "is required"));
+        }
+        let made = self.service.make_offer(context, new).await;
+        let (offer, replayed) = made.map_err(to_status)?;
+        let decimals = self.decimals_of(&offer).await?;
+        Ok((offer, decimals, replayed))
+    }
+
+    /// Cancels an offer of the caller's user. Returns the same as `make_offer`.
+    async fn end_offer(
+        &self,
+        caller: &rpc::Caller,
+        context: &RequestMeta,
+        side: OfferSide,
+        id: &str,
+    ) -> Result<(Offer, u8, bool), Status> {
+        let found = self.service.require_offer(side, id).await;
+        caller.require_user(&found.map_err(to_status)?.user_id)?;
+        let cancelled = self.service.cancel_offer(context, side, id).await;
+        let (offer, replayed) = cancelled.map_err(to_status)?;
+        let decimals = self.decimals_of(&offer).await?;
+        Ok((offer, decimals, replayed))
+    }
+
+    /// A page of the offers of a user, or of an issue for its issuer, each with the decimals of its
+    /// units. `user_field` is the request's field of the user.
+    async fn offers(
+        &self,
+        caller: &rpc::Caller,
+        side: OfferSide,
+        (user_field, user_id): (&'static str, &str),
+        instrument_id: &str,
+        pagination: Option<proto::common::v1::PaginationRequest>,
+    ) -> Result<(Vec<(Offer, u8)>, proto::common::v1::PaginationResponse), Status> {
+        let repo = &self.service.repo;
+        if !user_id.is_empty() {
+            caller.require_user(user_id)?;
+        } else if instrument_id.is_empty() {
+            let problem = "is required without an instrument_id";
+            return Err(status::invalid_argument(user_field, problem));
+        } else if let Some(of) = repo.instrument(instrument_id).await.map_err(to_status)? {
+            caller.require_user(&of.issuer_id)?;
+        }
+        let hash = page::filter_hash(&[user_id, instrument_id]);
+        let page = page::parse(pagination, hash)?;
+        let rows = repo.offers(
+            side,
+            user_id,
+            instrument_id,
+            page.bound(),
+            page.rows_limit(),
+        );
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.offer_id.clone(),
+        });
+        let mut offers = Vec::with_capacity(rows.len());
+        let mut decimals: HashMap<String, u8> = HashMap::new();
+        for row in rows {
+            if let Entry::Vacant(unread) = decimals.entry(row.instrument_id.clone()) {
+                unread.insert(self.decimals_of(&row).await?);
+            }
+            let of_units = decimals[&row.instrument_id];
+            offers.push((row, of_units));
+        }
+        Ok((offers, pagination))
+    }
+
+    async fn decimals_of(&self, offer: &Offer) -> Result<u8, Status> {
+        let instrument = self.service.require_instrument(&offer.instrument_id).await;
+        Ok(instrument.map_err(to_status)?.decimals)
     }
 }
 
@@ -421,22 +496,17 @@ impl CfaRegistryService for Api {
         // An investor offers only own money.
         caller.require_user(&message.investor_id)?;
         let (instrument_id, units) = (&message.instrument_id, message.amount.as_ref());
-        let amount = convert::amount_of("amount", instrument_id, units).map_err(to_status)?;
         let payment = message.payment.as_ref();
-        let payment_minor = convert::payment("payment", payment).map_err(to_status)?;
-        if payment_minor == 0 {
-            return Err(status::invalid_argument("payment", "is required"));
-        }
-        let new = NewSubscription {
-            amount,
-            payment_minor,
+        let new = NewOffer {
+            side: OfferSide::Buy,
+            amount: convert::amount_of("amount", instrument_id, units).map_err(to_status)?,
+            payment_minor: convert::payment("payment", payment).map_err(to_status)?,
             expires_at_us: message.expires_at.as_ref().map(wire::timestamp_us),
             instrument_id: message.instrument_id,
-            investor_id: message.investor_id,
+            user_id: message.investor_id,
         };
-        let subscribed = self.service.subscribe(&context, new).await;
-        let (subscription, replayed) = subscribed.map_err(to_status)?;
-        let subscription = Some(self.subscription_message(&subscription).await?);
+        let (offer, decimals, replayed) = self.make_offer(&context, new).await?;
+        let subscription = Some(convert::subscription(&offer, decimals));
         Ok(answered(pb::SubscribeResponse { subscription }, replayed))
     }
 
@@ -447,12 +517,10 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
-        let id = &message.subscription_id;
-        let found = self.service.require_subscription(id).await;
-        caller.require_user(&found.map_err(to_status)?.investor_id)?;
-        let cancelled = self.service.cancel_subscription(&context, id).await;
-        let (subscription, replayed) = cancelled.map_err(to_status)?;
-        let subscription = Some(self.subscription_message(&subscription).await?);
+        let (side, id) = (OfferSide::Buy, &message.subscription_id);
+        let cancelled = self.end_offer(&caller, &context, side, id).await;
+        let (offer, decimals, replayed) = cancelled?;
+        let subscription = Some(convert::subscription(&offer, decimals));
         let answer = pb::CancelSubscriptionResponse { subscription };
         Ok(answered(answer, replayed))
     }
@@ -464,42 +532,68 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         rpc::context::record_read_context(message.context);
-        let (investor, instrument) = (&message.investor_id, &message.instrument_id);
-        if !investor.is_empty() {
-            caller.require_user(investor)?;
-        } else if instrument.is_empty() {
-            let problem = "is required without an instrument_id";
-            return Err(status::invalid_argument("investor_id", problem));
-        } else if let Some(of) = self
-            .service
-            .repo
-            .instrument(instrument)
-            .await
-            .map_err(to_status)?
-        {
-            caller.require_user(&of.issuer_id)?;
-        }
-        let hash = page::filter_hash(&[investor, instrument]);
-        let page = page::parse(message.pagination, hash)?;
-        let repo = &self.service.repo;
-        let rows = repo.subscriptions(investor, instrument, page.bound(), page.rows_limit());
-        let mut rows = rows.await.map_err(to_status)?;
-        let pagination = page.finish(&mut rows, |row| Key {
-            created_us: row.created_at_us,
-            id: row.subscription_id.clone(),
-        });
-        let mut subscriptions = Vec::with_capacity(rows.len());
-        let mut decimals: HashMap<&str, u8> = HashMap::new();
-        for row in &rows {
-            let id = row.instrument_id.as_str();
-            if let Entry::Vacant(unread) = decimals.entry(id) {
-                let instrument = self.service.require_instrument(id).await;
-                unread.insert(instrument.map_err(to_status)?.decimals);
-            }
-            subscriptions.push(convert::subscription(row, decimals[id]));
-        }
+        let user = ("investor_id", message.investor_id.as_str());
+        let (side, instrument_id) = (OfferSide::Buy, &message.instrument_id);
+        let listed = self.offers(&caller, side, user, instrument_id, message.pagination);
+        let (rows, pagination) = listed.await?;
+        let rows = rows.iter();
         Ok(Response::new(pb::ListSubscriptionsResponse {
-            subscriptions,
+            subscriptions: rows.map(|(of, d)| convert::subscription(of, *d)).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn offer_units(
+        &self,
+        request: Request<pb::OfferUnitsRequest>,
+    ) -> Answer<pb::OfferUnitsResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        // A holder offers only own units.
+        caller.require_user(&message.holder_id)?;
+        let (instrument_id, units) = (&message.instrument_id, message.amount.as_ref());
+        let payment = message.payment.as_ref();
+        let new = NewOffer {
+            side: OfferSide::Sell,
+            amount: convert::amount_of("amount", instrument_id, units).map_err(to_status)?,
+            payment_minor: convert::payment("payment", payment).map_err(to_status)?,
+            expires_at_us: message.expires_at.as_ref().map(wire::timestamp_us),
+            instrument_id: message.instrument_id,
+            user_id: message.holder_id,
+        };
+        let (offer, decimals, replayed) = self.make_offer(&context, new).await?;
+        let offer = Some(convert::offer(&offer, decimals));
+        Ok(answered(pb::OfferUnitsResponse { offer }, replayed))
+    }
+
+    async fn cancel_offer(
+        &self,
+        request: Request<pb::CancelOfferRequest>,
+    ) -> Answer<pb::CancelOfferResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let (side, id) = (OfferSide::Sell, &message.offer_id);
+        let cancelled = self.end_offer(&caller, &context, side, id).await;
+        let (offer, decimals, replayed) = cancelled?;
+        let offer = Some(convert::offer(&offer, decimals));
+        Ok(answered(pb::CancelOfferResponse { offer }, replayed))
+    }
+
+    async fn list_offers(
+        &self,
+        request: Request<pb::ListOffersRequest>,
+    ) -> Answer<pb::ListOffersResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let user = ("holder_id", message.holder_id.as_str());
+        let (side, instrument_id) = (OfferSide::Sell, &message.instrument_id);
+        let listed = self.offers(&caller, side, user, instrument_id, message.pagination);
+        let (rows, pagination) = listed.await?;
+        Ok(Response::new(pb::ListOffersResponse {
+            offers: rows.iter().map(|(of, d)| convert::offer(of, *d)).collect(),
             pagination: Some(pagination),
         }))
     }
@@ -542,22 +636,18 @@ impl CfaRegistryService for Api {
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
         self.require_issuer(&caller, &message.instrument_id).await?;
-        let holder_id = convert::user_id("holder_id", message.holder_id).map_err(to_status)?;
-        let amount = convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
-            .map_err(to_status)?;
-        let reason = reason(message.reason, RedemptionReason::Buyback)?;
-        let redemption_id = convert::redemption_reference("redemption_id", message.redemption_id)
-            .map_err(to_status)?;
+        let new = RedeemInvestment {
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
+                .map_err(to_status)?,
+            reason: reason(message.reason, RedemptionReason::Buyback)?,
+            redemption_id: convert::redemption_reference("redemption_id", message.redemption_id)
+                .map_err(to_status)?,
+            instrument_id: message.instrument_id,
+        };
         let result = self
             .service
-            .redeem_investment(
-                &context,
-                &message.instrument_id,
-                &holder_id,
-                amount,
-                &redemption_id,
-                reason,
-            )
+            .redeem_investment(&context, new)
             .await
             .map_err(to_status)?;
         Ok(answered(
@@ -884,9 +974,10 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         let context = message.context.take();
         let context = context_with_digest(&caller, context, &message)?;
-        // An operator may block a redemption. Only compliance or a service clears it (R089).
+        // An operator may block a redemption. Compliance clears it by an approval (R089, D32).
         if !message.blocked {
             caller.require(&[Role::Compliance, Role::Service])?;
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock")?;
         }
         let blocked = self
             .service

@@ -5,10 +5,10 @@
 
 mod batches;
 mod instruments;
+mod offers;
 mod operations;
 mod redemptions;
 mod registry;
-mod subscriptions;
 mod users;
 
 use std::path::Path;
@@ -22,14 +22,14 @@ use types::Decimal;
 
 use crate::error::Error;
 
+pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;
-pub use subscriptions::SubscriptionInsert;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions"
+    "0009_subscriptions", "0010_offers", "0011_past_holders"
 );
 
 #[derive(Clone)]

@@ -13,6 +13,13 @@ use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
 
+/// Supply of a token after its last applied block.
+const LAST_SUPPLY: &str =
+    "SELECT units FROM supply_history WHERE token = $1 ORDER BY block_number DESC LIMIT 1";
+
+/// Follows every address in the order of texts.
+const LAST_ADDRESS: &str = "\u{10FFFF}";
+
 /// Units that an address received in a block; negative if sent. An event may contain any number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMove {
@@ -28,6 +35,8 @@ pub struct HolderMove {
 struct Folded<'a> {
     /// By token, address and block: units at the block's end, and its time.
     history: BTreeMap<(&'a str, &'a str, u64), (i64, i64)>,
+    /// By token and block: supply after a block that changed it, and its time.
+    supply: BTreeMap<(&'a str, u64), (i64, i64)>,
     /// Tokens with an impossible move, and the block of the first.
     impossible: BTreeMap<&'a str, u64>,
 }
@@ -60,33 +69,51 @@ impl<'a> Folded<'a> {
     }
 }
 
-/// Applies moves in order to the holders' units (`held`, by token and address). Keeps no move of a
-/// token's first impossible block or later.
-fn fold<'a>(mut held: HashMap<(&'a str, &'a str), i64>, moves: &[&'a HolderMove]) -> Folded<'a> {
+/// Applies moves in order to the holders' units (`held`, by token and address) and to the supplies
+/// (by token). Keeps no move of a token's first impossible block or later.
+fn fold<'a>(
+    mut held: HashMap<(&'a str, &'a str), i64>,
+    mut supplies: HashMap<&'a str, i64>,
+    moves: &[&'a HolderMove],
+) -> Folded<'a> {
     let mut folded = Folded::default();
+    let mut stored = supplies.clone();
     for change in moves {
         let (token, address) = (change.token.as_str(), change.address.as_str());
         if folded.impossible.contains_key(token) {
             continue;
         }
         let units = held.entry((token, address)).or_default();
-        let after = i128::from(*units).checked_add(change.units);
-        match after.and_then(|after| i64::try_from(after).ok()) {
-            Some(after) if after >= 0 => {
-                *units = after;
-                let at = (token, address, change.block_number);
-                folded.history.insert(at, (after, change.time_us));
-            }
-            _ => {
-                folded.impossible.insert(token, change.block_number);
-            }
-        }
+        let supply = supplies.entry(token).or_default();
+        let (Some(after), Some(total)) =
+            (units_after(*units, change), units_after(*supply, change))
+        else {
+            folded.impossible.insert(token, change.block_number);
+            continue;
+        };
+        (*units, *supply) = (after, total);
+        let at = (token, address, change.block_number);
+        folded.history.insert(at, (after, change.time_us));
+        let at = (token, change.block_number);
+        folded.supply.insert(at, (total, change.time_us));
     }
     let impossible = &folded.impossible;
+    let is_possible =
+        |token: &str, block: &u64| impossible.get(token).is_none_or(|first| block < first);
     folded
         .history
-        .retain(|(token, _, block), _| impossible.get(token).is_none_or(|first| block < first));
+        .retain(|(token, _, block), _| is_possible(token, block));
+    // Ordered by token and block: a block of transfers alone repeats the supply before it.
+    folded.supply.retain(|(token, block), (units, _)| {
+        is_possible(token, block) && stored.insert(*token, *units).unwrap_or_default() != *units
+    });
     folded
+}
+
+/// Units after a move. `None` below zero or beyond 64 bits.
+fn units_after(units: i64, change: &HolderMove) -> Option<i64> {
+    let after = i128::from(units).checked_add(change.units)?;
+    i64::try_from(after).ok().filter(|after| *after >= 0)
 }
 
 impl Repo {
@@ -213,7 +240,17 @@ impl Repo {
                 unread.insert(units.unwrap_or_default());
             }
         }
-        let folded = fold(held, &moves);
+        let mut supplies = HashMap::new();
+        for change in &moves {
+            if let Entry::Vacant(unread) = supplies.entry(change.token.as_str()) {
+                let units: Option<i64> = sqlx::query_scalar(LAST_SUPPLY)
+                    .bind(&change.token)
+                    .fetch_optional(&mut **tx)
+                    .await?;
+                unread.insert(units.unwrap_or_default());
+            }
+        }
+        let folded = fold(held, supplies, &moves);
         self.save_in_tx(tx, &folded).await?;
         for (token, block) in &folded.impossible {
             tracing::error!(
@@ -232,7 +269,7 @@ impl Repo {
         Ok(quarantined)
     }
 
-    /// Stores the applied moves: the holders' units and their history.
+    /// Stores the applied moves: the holders' units, their history and that of the supplies.
     async fn save_in_tx(&self, tx: &mut Tx, folded: &Folded<'_>) -> Result<(), Error> {
         for ((token, address), latest) in folded.latest() {
             sqlx::query(
@@ -259,6 +296,19 @@ impl Repo {
             )
             .bind(token)
             .bind(address)
+            .bind(*block as i64)
+            .bind(time_us)
+            .bind(units)
+            .execute(&mut **tx)
+            .await?;
+        }
+        for ((token, block), (units, time_us)) in &folded.supply {
+            sqlx::query(
+                "INSERT INTO supply_history (token, block_number, time_us, units) \
+                 VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (token, block_number) DO UPDATE SET units = excluded.units",
+            )
+            .bind(token)
             .bind(*block as i64)
             .bind(time_us)
             .bind(units)
@@ -296,14 +346,26 @@ impl Repo {
         Ok(found.is_some())
     }
 
-    /// Sum of all holders' units: the supply in the registry.
-    pub async fn registry_supply(&self, token: &str) -> Result<i64, Error> {
-        let sum: Option<i64> =
-            sqlx::query_scalar("SELECT CAST(SUM(units) AS BIGINT) FROM holding WHERE token = $1")
+    /// Supply in the registry: the sum of all holders' units, now or after the last block sealed at
+    /// or before `at_us`. One row, however many holders there are.
+    pub async fn registry_supply(&self, token: &str, at_us: Option<i64>) -> Result<i64, Error> {
+        let units: Option<i64> = match at_us {
+            None => {
+                let query = sqlx::query_scalar(LAST_SUPPLY).bind(token);
+                query.fetch_optional(self.db.read()).await?
+            }
+            Some(at_us) => {
+                sqlx::query_scalar(
+                    "SELECT units FROM supply_history WHERE token = $1 AND time_us <= $2 \
+                     ORDER BY time_us DESC, block_number DESC LIMIT 1",
+                )
                 .bind(token)
-                .fetch_one(self.db.read())
-                .await?;
-        Ok(sum.unwrap_or_default())
+                .bind(at_us)
+                .fetch_optional(self.db.read())
+                .await?
+            }
+        };
+        Ok(units.unwrap_or_default())
     }
 
     /// Current holders with units, newest first, strictly after the bound.
@@ -327,7 +389,8 @@ impl Repo {
         Ok(rows.iter().map(decode).collect())
     }
 
-    /// Holders with units after the last block sealed at or before `at_us`.
+    /// Holders with units after the last block sealed at or before `at_us`, newest first, strictly
+    /// after the bound. Cost: the page, and the holders between its rows that had no units then.
     pub async fn holders_at(
         &self,
         token: &str,
@@ -335,13 +398,22 @@ impl Repo {
         bound: (i64, &str),
         limit: i64,
     ) -> Result<Vec<Holder>, Error> {
+        // Later holders had no units at that time.
+        let bound = if bound.0 > at_us {
+            (at_us, LAST_ADDRESS)
+        } else {
+            bound
+        };
         let rows = sqlx::query(
             "SELECT h.token, h.address, h.units, h.block_number, h.time_us AS updated_at_us, holding.since_us, user_id
-             FROM holding_history h JOIN holding USING (token, address) LEFT JOIN user_address USING (address)
-             WHERE h.token = $1 AND h.units <> 0 AND (since_us, h.address) < ($2, $3)
-               AND h.block_number = (SELECT MAX(block_number) FROM holding_history p \
-                WHERE p.token = h.token AND p.address = h.address AND p.time_us <= $4)
-             ORDER BY since_us DESC, h.address DESC LIMIT $5",
+             FROM holding INDEXED BY holding_since
+             CROSS JOIN holding_history h ON h.token = holding.token AND h.address = holding.address \
+               AND h.block_number = (SELECT p.block_number FROM holding_history p \
+                WHERE p.token = holding.token AND p.address = holding.address AND p.time_us <= $4 \
+                ORDER BY p.time_us DESC, p.block_number DESC LIMIT 1)
+             LEFT JOIN user_address ON user_address.address = holding.address
+             WHERE holding.token = $1 AND (holding.since_us, holding.address) < ($2, $3) AND h.units <> 0
+             ORDER BY holding.since_us DESC, holding.address DESC LIMIT $5",
         )
         .bind(token)
         .bind(bound.0)
@@ -392,7 +464,7 @@ mod tests {
                 moved("a", "boris", 1, 9),
             ];
             let held = HashMap::from([(("a", "anna"), 3), (("a", "boris"), 0)]);
-            let folded = fold(held, &moves.each_ref());
+            let folded = fold(held, HashMap::from([("a", 3)]), &moves.each_ref());
             let history = [
                 (("a", "anna", 7), (2, 70)),
                 (("a", "boris", 7), (1, 70)),
@@ -401,6 +473,9 @@ mod tests {
             ];
             assert_eq!(folded.history, BTreeMap::from(history), "{impossible}");
             assert_eq!(folded.impossible, BTreeMap::from([("a", 8)]));
+            // Only blocks that changed the supply.
+            let supply = [(("b", 8), (5, 80)), (("b", 9), (0, 90))];
+            assert_eq!(folded.supply, BTreeMap::from(supply), "{impossible}");
             let latest = [
                 (("a", "anna"), (2, 70, 70, 7)),
                 (("a", "boris"), (1, 70, 70, 7)),
@@ -417,5 +492,18 @@ mod tests {
             });
             assert_eq!(folded.latest(), BTreeMap::from(latest));
         }
+    }
+
+    #[test]
+    fn a_supply_beyond_64_bits_is_impossible_for_any_number_of_holders() {
+        let moves = [
+            moved("a", "anna", i128::from(i64::MAX), 7),
+            moved("a", "boris", 1, 8),
+            moved("a", "anna", -5, 9),
+        ];
+        let folded = fold(HashMap::new(), HashMap::new(), &moves.each_ref());
+        assert_eq!(folded.impossible, BTreeMap::from([("a", 8)]));
+        let supply = [(("a", 7), (i64::MAX, 70))];
+        assert_eq!(folded.supply, BTreeMap::from(supply));
     }
 }

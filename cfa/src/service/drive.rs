@@ -151,8 +151,10 @@ impl Service {
             .repo
             .delete_created_operation_in_tx(&mut tx, &operation.operation_id)
             .await?;
+        if deleted {
+            self.restore_offer_in_tx(&mut tx, operation).await?;
+        }
         if deleted && operation.flow == Flow::IssueInvestment {
-            self.restore_subscription_in_tx(&mut tx, operation).await?;
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
                 .await?;
@@ -252,11 +254,14 @@ impl Service {
                         operation.payment_minor,
                     ));
                 }
-                postings.push(units(
-                    of(&operation.user_id, &instrument.instrument_id),
-                    reserve,
-                    false,
-                ));
+                let account = of(&operation.user_id, &instrument.instrument_id);
+                // Without an offer's hold at maturity, and if recorded before offers existed.
+                let hold = operation.hold_id.as_deref();
+                let hold = hold.map(|id| peers::hold_id(Some(id))).transpose()?;
+                postings.push(Posting {
+                    hold,
+                    ..units(account, reserve, false)
+                });
             }
             Flow::Transfer => {
                 let (from, to) = (&operation.from_user_id, &operation.to_user_id);
@@ -366,11 +371,11 @@ impl Service {
         };
         match submitted.await {
             Ok(submitted) => {
-                match operation.flow {
-                    Flow::RedeemRub => failpoint::reach(failpoint::BURN_SUBMITTED),
-                    Flow::IssueRub => failpoint::reach(failpoint::MINT_SUBMITTED),
-                    _ => {}
-                }
+                failpoint::reach(match operation.flow {
+                    Flow::RedeemRub => failpoint::BURN_SUBMITTED,
+                    Flow::IssueRub => failpoint::MINT_SUBMITTED,
+                    _ => failpoint::UNITS_SUBMITTED,
+                });
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
                 operation.progress.chain = Chain::Sent;
                 operation.set_status(Status::OnchainSubmitted, self.now_us());
@@ -515,6 +520,7 @@ impl Service {
                     tx_hash,
                 )
                 .await?;
+            failpoint::reach(failpoint::OPERATION_SETTLED);
         }
         operation.progress.settled = true;
         self.save(operation).await

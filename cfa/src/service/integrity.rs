@@ -6,7 +6,6 @@ use types::Decimal;
 
 use super::Service;
 use crate::error::{Error, Refusal};
-use chain::TxHash;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashAlgorithm {
@@ -24,8 +23,8 @@ pub struct Integrity {
 }
 
 impl Service {
-    /// Hashes the block's canonical header and compares the hash with `given`, ignoring case and
-    /// `0x`.
+    /// Compares the block's hash, or another hash of its canonical header, with `given`, ignoring
+    /// case and `0x`.
     pub async fn check_integrity(
         &self,
         block_number: u64,
@@ -38,19 +37,9 @@ impl Service {
             .await?
             .ok_or(Refusal::BlockNotFound)?;
         let computed_hash = match algorithm {
-            HashAlgorithm::Keccak256 => {
-                let computed = chain::keccak256(&block.header);
-                let hash: TxHash = computed
-                    .parse()
-                    .map_err(|_| Error::Damaged("keccak256".into()))?;
-                if !self.chain.verify_block_hash(block_number, &hash).await? {
-                    tracing::error!(
-                        block_number, computed, chain = %block.hash, severity = "critical",
-                        "block hash differs from the hash of its header"
-                    );
-                }
-                computed
-            }
+            // As the node states it: a QBFT chain hashes the header without a part of its extra
+            // data.
+            HashAlgorithm::Keccak256 => block.hash.to_string(),
             HashAlgorithm::Sha256 => {
                 format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)))
             }

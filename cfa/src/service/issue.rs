@@ -273,11 +273,14 @@ impl Service {
             // Dropping the transaction rolls back the reservation of the units.
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
-        if operation.status == Status::Rejected {
-            self.require_subscribed_in_tx(&mut tx, &operation).await?;
-            return self.reject_issue(tx, operation).await;
+        if operation.payment_minor > 0 {
+            self.use_offer_in_tx(&mut tx, &mut operation, &meta.actor)
+                .await?;
         }
-        self.use_subscription_in_tx(&mut tx, &mut operation).await?;
+        if operation.status == Status::Rejected {
+            let action = "issuance.rejected";
+            return self.reject_in_tx(tx, operation, action, &meta.actor).await;
+        }
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
@@ -305,15 +308,27 @@ impl Service {
         Ok(hit.map(|reason| (Rejection::SanctionsHit, reason)))
     }
 
-    /// Ends an issue as rejected, in the transaction that inserted it.
-    async fn reject_issue(
+    /// Ends an operation as rejected, in the transaction that inserted it, with the audit record
+    /// `action` of the caller.
+    pub(super) async fn reject_in_tx(
         &self,
         mut tx: events::Tx,
         operation: Operation,
+        action: &str,
+        actor: &str,
     ) -> Result<OperationResult, Error> {
-        let event =
-            publish::audit_operation(&operation, "issuance.rejected", Status::Created.as_str());
-        self.repo.publish_in_tx(&mut tx, &[event]).await?;
+        let message = operation.rejection.as_ref().map(|(_, message)| message);
+        let record = publish::audit(
+            action,
+            &operation.operation_id,
+            actor,
+            Status::Created.as_str(),
+            operation.status.as_str(),
+            message.map_or("", String::as_str),
+            &operation.correlation_id,
+            operation.updated_at_us,
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         count_ended(&operation);
         Ok(OperationResult {

@@ -4,7 +4,8 @@
 //!    (before maturity: the current day, by an operator's call), and the payment is not zero while
 //!    there are units.
 //! 1. The issue stops trading (MATURED). The call waits until open operations of the issue are
-//!    final, because they may move units.
+//!    final, because they may move units. Holders' offers to sell units end, because they hold
+//!    units.
 //! 2. The holders at the record date are read from the registry and their payments computed.
 //! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on the chain. Without
 //!    enough money the redemption stays UNDERFUNDED and is retried.
@@ -34,6 +35,7 @@ use super::workers::log_failure;
 use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
     REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
@@ -71,8 +73,8 @@ impl Service {
     /// # Errors
     /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
     /// `NotMatured`, a refused `record_date`, `NothingToPay`. After the stop of trading, with the
-    /// issue MATURED and no redemption recorded: `OperationsOpen`, and `NothingToPay` for units
-    /// that an operation moved meanwhile.
+    /// issue MATURED and no redemption recorded: `OperationsOpen`, `Unavailable` of the ledger, and
+    /// `NothingToPay` for units that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         meta: &RequestMeta,
@@ -107,6 +109,7 @@ impl Service {
         self.payments_due(&instrument, cut_off_us).await?;
         self.stop_trading(meta, instrument).await?;
         self.wait_for_moving(instrument_id, request.wait).await?;
+        self.end_sales(instrument_id).await?;
         let instrument = self.require_instrument(instrument_id).await?;
         let (lines, total_minor) = self.payments_due(&instrument, cut_off_us).await?;
         if let Some(unknown) = lines.iter().find(|line| line.user_id.is_empty()) {
@@ -131,17 +134,28 @@ impl Service {
             created_at_us: self.now_us(),
             finalized_at_us: None,
         };
+        self.record_redemption(meta, &redemption).await?;
+        Ok((self.drive_redemption_best_effort(redemption).await?, false))
+    }
+
+    /// # Errors
+    /// `RedemptionExists` if another call has recorded one.
+    async fn record_redemption(
+        &self,
+        meta: &RequestMeta,
+        redemption: &IssueRedemption,
+    ) -> Result<(), Error> {
         let mut tx = self.repo.begin().await?;
         if !self
             .repo
-            .insert_redemption_in_tx(&mut tx, &redemption)
+            .insert_redemption_in_tx(&mut tx, redemption)
             .await?
         {
             return Err(Refusal::RedemptionExists.into());
         }
         let record = publish::audit(
             "redemption.started",
-            instrument_id,
+            &redemption.instrument_id,
             &meta.actor,
             "",
             redemption.status.as_str(),
@@ -150,8 +164,7 @@ impl Service {
             redemption.created_at_us,
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        Ok((self.drive_redemption_best_effort(redemption).await?, false))
+        Ok(tx.commit().await?)
     }
 
     /// The payment of each holder at the end of the record day, and the sum.
@@ -428,10 +441,13 @@ impl Service {
 
     async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
         let submitted = self.chain.submit(key, &action.call()).await?;
-        self.chain
+        let receipt = self
+            .chain
             .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
             .await?
-            .ok_or(Error::Unavailable("Blockchain"))
+            .ok_or(Error::Unavailable("Blockchain"))?;
+        failpoint::reach(failpoint::REDEMPTION_STEP);
+        Ok(receipt)
     }
 
     async fn fail(&self, redemption: &mut IssueRedemption, why: &str) -> Result<(), Error> {
@@ -859,7 +875,9 @@ fn record_date(
     request: &NewRedemption,
     now_us: i64,
 ) -> Result<i64, Refusal> {
-    let matured_us = instrument.matures_at_us.filter(|at_us| *at_us <= now_us);
+    let matured_us = instrument
+        .matures_at_us
+        .filter(|_| instrument.is_mature(now_us));
     if matured_us.is_none() && !request.may_be_early {
         return Err(Refusal::NotMatured);
     }

@@ -7,7 +7,7 @@
 //! | `hold` | the hold of a redemption |
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
-//! | `subscribe` | investors' offers to buy units of an issue |
+//! | `offers` | users' offers to buy units of an issue, or to sell them back |
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
@@ -23,10 +23,10 @@ mod instruments;
 mod integrity;
 mod issue;
 mod maturity;
+mod offers;
 mod redeem;
 mod registry;
 mod settle;
-mod subscribe;
 mod transfer;
 mod users;
 pub mod workers;
@@ -51,8 +51,9 @@ pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
 pub use maturity::NewRedemption;
+pub use offers::NewOffer;
+pub use redeem::RedeemInvestment;
 pub use registry::Replayed;
-pub use subscribe::NewSubscription;
 pub use transfer::NewTransfer;
 
 /// Concurrent calls to a peer when each party of a batch needs one.
@@ -97,7 +98,7 @@ pub struct Service {
     pub clock: Clock,
     pub config: CfaConfig,
     pub health: rpc::Health,
-    /// One lock per operation, batch, instrument, redemption or subscription.
+    /// One lock per operation, batch, instrument, redemption or offer.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,

@@ -4,17 +4,30 @@
 use service_clients::{OperationType, PaymentStatus, caused_by};
 use types::Decimal;
 
-use super::drive::count_ended;
-use super::issue::{existing, replayed};
+use super::issue::{existing, replayed, same_terms};
 use super::{OperationResult, RequestMeta, Service, units};
-use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, Operation, RedemptionReason, Rejection, Status,
+    user_rejection,
 };
 use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::Payout;
+
+/// Audit action of a rejected redemption.
+const REJECTED: &str = "redemption.rejected";
+
+/// A request to redeem units of one holder.
+#[derive(Debug, Clone)]
+pub struct RedeemInvestment {
+    pub instrument_id: String,
+    pub holder_id: String,
+    pub amount: Decimal,
+    /// The caller's reference; may be empty.
+    pub redemption_id: String,
+    pub reason: RedemptionReason,
+}
 
 impl Service {
     /// Burns CFA-RUB and pays the user. A refusal by limit or sanctions is stored as a REJECTED
@@ -76,23 +89,10 @@ impl Service {
             return existing(*stored, &operation);
         }
         if operation.status == Status::Rejected {
-            self.repo
-                .publish_in_tx(
-                    &mut tx,
-                    &[publish::audit_operation(
-                        &operation,
-                        "redemption.rejected",
-                        Status::Created.as_str(),
-                    )],
-                )
-                .await?;
-            tx.commit().await?;
-            count_ended(&operation);
-            count_request(&operation);
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
+            let rejected = self.reject_in_tx(tx, operation, REJECTED, &meta.actor);
+            let rejected = rejected.await?;
+            count_request(&rejected.operation);
+            return Ok(rejected);
         }
         tx.commit().await?;
         let operation = self.drive_best_effort(operation).await?;
@@ -147,65 +147,60 @@ impl Service {
     }
 
     /// Burns a holder's units. The issuer pays the nominal (buyback), or the nominal and due
-    /// coupons (maturity).
+    /// coupons (maturity). Uses an offer of the holder, except at maturity by the terms.
+    ///
+    /// # Errors
+    /// Nothing is stored: `InstrumentNotActive`, `NominalMissing`, `NothingToPay`, `UserNotFound`,
+    /// `ReferenceTaken`, an invalid field; `NotOffered` without an active offer of the same units
+    /// for at most the payment; the ledger's refusal, which leaves the offer active.
     pub async fn redeem_investment(
         &self,
         meta: &RequestMeta,
-        instrument_id: &str,
-        holder_id: &str,
-        amount: Decimal,
-        redemption_id: &str,
-        reason: RedemptionReason,
+        request: RedeemInvestment,
     ) -> Result<OperationResult, Error> {
-        let instrument = self.require_instrument(instrument_id).await?;
+        let instrument = self.require_instrument(&request.instrument_id).await?;
         if instrument.instrument_id == CFA_RUB {
             return Err(
                 Refusal::field("instrument_id", "CFA-RUB is redeemed with RedeemCfaRub").into(),
             );
         }
-        let units_minor = units("amount.amount", amount, instrument.decimals)?;
+        let units_minor = units("amount.amount", request.amount, instrument.decimals)?;
         self.require_not_quarantined(&instrument.contract_address)
             .await?;
-        if let Some(operation) = self
-            .repo
-            .operation_by_key(Flow::RedeemInvestment, holder_id, &meta.idempotency_key)
-            .await?
-        {
-            return Ok(replayed(operation, |stored| {
-                stored.units_minor == units_minor
-                    && stored.instrument_id == instrument_id
-                    && stored.external_ref == redemption_id
-            }));
-        }
-        if holder_id == instrument.issuer_id {
-            return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
-        }
-        let payment_minor = payment_minor(&instrument, units_minor, reason, self.clock.now_us())?;
-        self.peers.profile(&meta.correlation_id, holder_id).await?;
+        let (holder_id, key) = (&request.holder_id, &meta.idempotency_key);
         let mut operation = Operation::new(
             Flow::RedeemInvestment,
             holder_id,
-            &meta.idempotency_key,
+            key,
             &meta.correlation_id,
             self.now_us(),
         );
-        operation.amount = amount;
+        operation.amount = request.amount;
         operation.units_minor = units_minor;
         operation.currency_code = instrument.instrument_id.clone();
         operation.instrument_id = instrument.instrument_id.clone();
-        operation.external_ref = redemption_id.to_owned();
-        operation.payment_minor = payment_minor;
-        operation.from_user_id = holder_id.to_owned();
-        let context = caused_by(&meta.correlation_id);
-        let identity = &self.peers.identity;
-        let hit = identity.check_sanctions(&context, holder_id, redemption_id);
-        if let Some(reason) = hit.await? {
+        operation.external_ref = request.redemption_id;
+        operation.from_user_id = holder_id.clone();
+        let known = self
+            .repo
+            .operation_by_key(operation.flow, holder_id, key)
+            .await?;
+        if let Some(known) = known {
+            return Ok(replayed(known, |stored| same_terms(stored, &operation)));
+        }
+        if *holder_id == instrument.issuer_id {
+            return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
+        }
+        let now_us = self.clock.now_us();
+        operation.payment_minor = payment_minor(&instrument, units_minor, request.reason, now_us)?;
+        let by_terms = request.reason == RedemptionReason::Maturity && instrument.is_mature(now_us);
+        operation.rejection = self.holder_refusal(&operation, by_terms).await?;
+        if operation.rejection.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
-            operation.rejection = Some((Rejection::SanctionsHit, reason));
         }
         let mut tx = self.repo.begin().await?;
         self.repo
-            .require_unmatured_in_tx(&mut tx, instrument_id)
+            .require_unmatured_in_tx(&mut tx, &operation.instrument_id)
             .await?;
         if let Inserted::Exists(stored) = self
             .repo
@@ -214,18 +209,37 @@ impl Service {
         {
             return existing(*stored, &operation);
         }
-        tx.commit().await?;
-        if operation.status == Status::Rejected {
-            count_ended(&operation);
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
+        if !by_terms {
+            self.use_offer_in_tx(&mut tx, &mut operation, &meta.actor)
+                .await?;
         }
+        if operation.status == Status::Rejected {
+            return self
+                .reject_in_tx(tx, operation, REJECTED, &meta.actor)
+                .await;
+        }
+        tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
+    }
+
+    /// Asks identity about the holder: sanctions lists and, unless the terms redeem the units,
+    /// whether the holder may give units. `Some`: rejected.
+    async fn holder_refusal(
+        &self,
+        operation: &Operation,
+        by_terms: bool,
+    ) -> Result<Option<(Rejection, String)>, Error> {
+        let (correlation, holder) = (&operation.correlation_id, &operation.user_id);
+        let refusal = self.peers.user_refusal(correlation, holder).await?;
+        if let Some(refusal) = refusal.filter(|_| !by_terms) {
+            return Ok(Some(user_rejection(&refusal)));
+        }
+        let (context, identity) = (caused_by(correlation), &self.peers.identity);
+        let hit = identity.check_sanctions(&context, holder, &operation.external_ref);
+        Ok(hit.await?.map(|reason| (Rejection::SanctionsHit, reason)))
     }
 }
 

@@ -219,15 +219,7 @@ impl Service {
             Some(at_us) => self.repo.holders_at(token, at_us, bound, limit).await?,
             None => self.repo.holders(token, bound, limit).await?,
         };
-        let supply = match as_of_us {
-            Some(at_us) => self
-                .all_holders(token, Some(at_us))
-                .await?
-                .iter()
-                .map(|holder| holder.units_minor)
-                .sum(),
-            None => self.repo.registry_supply(token).await?,
-        };
+        let supply = self.repo.registry_supply(token, as_of_us).await?;
         let mut locked = match as_of_us {
             Some(_) => HashMap::new(),
             None => self.locked(&holders, &instrument.instrument_id).await?,

@@ -81,10 +81,9 @@ impl Service {
         operation.from_user_id = request.from_user_id.clone();
         operation.to_user_id = request.to_user_id.clone();
 
-        let refusal = self.transfer_refusal(&operation).await?;
-        if refusal.is_some() {
+        operation.rejection = self.transfer_refusal(&operation).await?;
+        if operation.rejection.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
-            operation.rejection = refusal;
         }
         let mut tx = self.repo.begin().await?;
         self.repo
@@ -97,13 +96,11 @@ impl Service {
         {
             return Ok(replayed(*stored, |stored| same_terms(stored, &operation)));
         }
-        tx.commit().await?;
         if operation.status == Status::Rejected {
-            return Ok(OperationResult {
-                operation,
-                replayed: false,
-            });
+            let action = "transfer.rejected";
+            return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
+        tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,

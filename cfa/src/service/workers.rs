@@ -118,8 +118,7 @@ impl Service {
                 self.drive_redemption(&redemption_id).await.map(|_| ()),
             );
         }
-        let subscriptions = self.sweep_subscriptions(before_us).await;
-        log_failure("subscriptions", "", subscriptions);
+        log_failure("offers", "", self.sweep_offers(before_us).await);
         log_failure("limits", "", self.end_limits().await);
         log_failure("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())

@@ -170,6 +170,9 @@ async fn redeem(world: &mut World) {
         .await
         .expect("registered");
     world.issue("BOND-2", "bob", "100").await;
+    // The redemption of the issue ends it.
+    let offered = world.offer("BOND-2", "bob", "1", "1000.00").await;
+    offered.expect("offered");
     let request = pb::StartRedemptionRequest {
         context: context(&key()),
         instrument_id: "BOND-2".into(),
@@ -244,11 +247,14 @@ async fn lists(world: &mut World, tx_hash: String) {
         };
         world.cfa.list_instruments(request).await.expect("listed");
     }
-    let request = pb::ListHoldersRequest {
-        instrument_id: "BOND-1".into(),
-        ..Default::default()
-    };
-    world.cfa.list_holders(request).await.expect("listed");
+    for as_of in [None, Some(1_700_000_000)] {
+        let request = pb::ListHoldersRequest {
+            instrument_id: "BOND-1".into(),
+            as_of: as_of.map(|seconds| prost_types::Timestamp { seconds, nanos: 0 }),
+            ..Default::default()
+        };
+        world.cfa.list_holders(request).await.expect("listed");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,30 +319,38 @@ async fn no_statement_scans_a_table() {
         "FROM operation INDEXED BY operation_to_user",
         "FROM suspended_deposit WHERE (created_at_us, payment_id) <",
         "FROM holding LEFT JOIN user_address",
+        "FROM holding INDEXED BY holding_since",
+        "FROM supply_history WHERE token = $1 ORDER BY block_number",
+        "FROM supply_history WHERE token = $1 AND time_us <=",
+        "INSERT INTO supply_history",
         "FROM operation WHERE status NOT IN (7, 8, 9, 12)",
         "FROM operation WHERE fact_limit = 1",
         "UPDATE operation SET status",
         "UPDATE operation SET fact_limit",
         "FROM holding WHERE token = $1 AND address =",
         "FROM registry_quarantine WHERE token =",
-        "FROM subscription WHERE subscription_id =",
-        "FROM subscription WHERE investor_id = $1 AND idempotency_key =",
-        "WHERE investor_id = $1 AND (status < 3 OR step > 0)",
-        "FROM subscription INDEXED BY subscription_active",
-        "FROM subscription WHERE instrument_id = ?",
-        "FROM subscription WHERE investor_id = ? AND instrument_id = ?",
-        "FROM subscription WHERE investor_id = ? AND (created_at_us",
-        "FROM subscription WHERE step > 0",
-        "FROM subscription INDEXED BY subscription_failed",
-        "FROM subscription WHERE status < 3 AND expires_at_us <=",
-        "DELETE FROM subscription WHERE subscription_id =",
-        "UPDATE subscription SET status = 2, operation_id = ''",
-        "UPDATE subscription SET status = 3",
-        "UPDATE subscription SET status = $2",
+        "FROM offer WHERE offer_id =",
+        "FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key =",
+        "WHERE user_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+        "WHERE instrument_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+        "WHERE instrument_id = $1 AND side = 2 AND offer_id > $2 AND (status < 3 OR step > 0)",
+        "FROM offer INDEXED BY offer_active",
+        "FROM offer WHERE instrument_id = ? AND side =",
+        "FROM offer WHERE user_id = ? AND instrument_id = ? AND side =",
+        "FROM offer WHERE user_id = ? AND side = ? AND (created_at_us",
+        "FROM offer WHERE step > 0",
+        "FROM offer INDEXED BY offer_failed",
+        "FROM offer WHERE status < 3 AND expires_at_us <=",
+        "DELETE FROM offer WHERE offer_id =",
+        "UPDATE offer SET status = 2, operation_id = ''",
+        "UPDATE offer SET status = 3",
+        "UPDATE offer SET status = $2",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",
         "INSERT INTO inbox",
         "FROM submission WHERE",
+        "FROM submission JOIN attempt",
+        "FROM attempt JOIN submission",
     ]);
 }

@@ -375,6 +375,8 @@ async fn r031_holders_match_the_chain_and_the_ledger() {
         reason: pb::RedemptionReason::Buyback.into(),
     };
     world.deposit("issuer", "5000.00").await;
+    let offered = world.offer("BOND-1", "investor-5", "5", "5000.00").await;
+    offered.expect("offered");
     let bought = world
         .cfa
         .redeem_investment_cfa(request)
@@ -1013,6 +1015,8 @@ async fn r326_a_buyback_pays_the_nominal_and_maturity_the_due_coupons_too() {
         .zip(["1000.00", "2035.50"])
     {
         let asked = units_redemption(change);
+        let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+        offered.expect("offered");
         let answer = world.cfa.redeem_investment_cfa(asked.clone()).await;
         let sent = answer.expect("sent").into_inner().operation;
         let done = world.settle(&sent.expect("operation")).await;
@@ -1497,6 +1501,7 @@ async fn r100_units_moved_after_the_record_day_are_not_burned_unpaid() {
     let before = "UPDATE holding_history SET time_us = time_us - 345600000000";
     assert_eq!(world.holders("BOND-1").await.len(), 2);
     alter_store(folder.path(), before).await;
+    follow_history(folder.path()).await;
     // Trading stops days after the record day.
     let transfer = pb::TransferCfaRequest {
         context: context(&key()),

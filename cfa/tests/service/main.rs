@@ -12,6 +12,7 @@ mod losing;
 mod metrics;
 mod missed;
 mod node;
+mod offers;
 mod quarantine;
 mod record_date;
 mod recovery;

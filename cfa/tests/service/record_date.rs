@@ -49,6 +49,7 @@ async fn r099_later_trades_do_not_change_the_holders_at_a_time() {
     // Sets the history so far back by four days.
     let past = "UPDATE holding_history SET time_us = time_us - 345600000000";
     alter_store(folder.path(), past).await;
+    follow_history(folder.path()).await;
     let cut_off_s = now_s() - DAY_S;
     assert_eq!(world.holders_at("BOND-1", Some(cut_off_s)).await, at_first);
 
@@ -87,6 +88,32 @@ async fn r099_later_trades_do_not_change_the_holders_at_a_time() {
         assert_eq!(holder.share_percent, decimal(share), "of that time");
         assert_eq!(holder.locked, None, "unknown for a past time");
     }
+    // Page by page the same holders, without those of later and with those who have sold since.
+    let (mut paged, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = pb::ListHoldersRequest {
+            instrument_id: "BOND-1".into(),
+            as_of: Some(prost_types::Timestamp {
+                seconds: cut_off_s,
+                nanos: 0,
+            }),
+            pagination: Some(proto::common::v1::PaginationRequest {
+                page_size: 1,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let page = world.cfa.list_holders(request).await.expect("listed");
+        let page = page.into_inner();
+        assert!(page.holders.len() <= 1);
+        paged.extend(page.holders.into_iter().map(|holder| holder.user_id));
+        page_token = page.pagination.unwrap_or_default().next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    paged.sort();
+    assert_eq!(paged, ["alice", "bob"]);
     world.stop().await;
 }
 
@@ -116,6 +143,7 @@ async fn r099_the_snapshot_of_a_redemption_is_taken_at_the_end_of_the_record_day
         let time_us = (time_s * 1_000_000).to_string();
         alter_store_by(folder.path(), moved, &[&time_us, &address]).await;
     }
+    follow_history(folder.path()).await;
     world.turn_back_us(0);
     world.resume_operations().await;
     let request = pb::GetRedemptionRequest {

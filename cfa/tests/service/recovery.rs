@@ -417,6 +417,7 @@ async fn r099_redemption_waits_for_units_in_flight() {
     ] {
         alter_store(folder.path(), statement).await;
     }
+    follow_history(folder.path()).await;
     world.turn_back_us(3 * DAY_US);
     gate.pass();
     world.cfa.settle_trades(trade).await.expect("submitted");

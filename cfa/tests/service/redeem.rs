@@ -573,14 +573,21 @@ pub async fn set_block(
     operation: &pb::CfaOperation,
     blocked: bool,
 ) -> Result<pb::CfaOperation, tonic::Status> {
-    let mut compliance = world.as_caller("sandbox.compliance");
-    let request = pb::SetRedemptionBlockRequest {
+    let request = |blocked| pb::SetRedemptionBlockRequest {
         context: context(&key()),
         operation_id: operation.operation_id.clone(),
         blocked,
         reason: "115-FZ".into(),
     };
-    let answer = compliance.set_redemption_block(request).await?;
+    // Compliance blocks alone, and clears with a second person (D32).
+    let mut compliance = world.as_caller("sandbox.compliance");
+    if !blocked {
+        let alone = compliance.set_redemption_block(request(false)).await;
+        let reason = rpc::status::reason(&alone.expect_err("one person"));
+        assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
+        compliance = world.as_caller(testkit::APPROVED);
+    }
+    let answer = compliance.set_redemption_block(request(blocked)).await?;
     Ok(answer.into_inner().operation.expect("operation"))
 }
 

@@ -69,13 +69,18 @@ async fn d50_a_repeated_clearing_does_not_lift_a_later_block() {
         reason: "115-FZ".into(),
     };
     let mut compliance = world.as_caller("sandbox.compliance");
+    let mut approved = world.as_caller(testkit::APPROVED);
     for (key, blocked, repeats) in [
         ("k-1", true, false),
         ("k-2", false, false),
         ("k-3", true, false),
         ("k-2", false, true),
     ] {
-        let answer = compliance.set_redemption_block(set(key, blocked)).await;
+        let caller = match blocked {
+            true => &mut compliance,
+            false => &mut approved,
+        };
+        let answer = caller.set_redemption_block(set(key, blocked)).await;
         assert_eq!(is_repeat(&answer.expect("answered")), repeats, "{key}");
     }
     let still = world.operation(&operation.operation_id).await;

@@ -150,9 +150,20 @@ impl Run {
             redemption_id: key(),
             reason: pb::RedemptionReason::Buyback.into(),
         };
-        let called = self.world.cfa.redeem_investment_cfa(request).await;
-        let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
         let price = units * NOMINAL;
+        let (offered, payment) = (units.to_string(), text(RUB, price));
+        let offered = self.world.offer(BOND, user, &offered, &payment).await;
+        let called = match offered {
+            Ok(offer) => {
+                let called = self.world.cfa.redeem_investment_cfa(request).await;
+                if called.is_err() {
+                    self.world.cancel_offer(&offer).await.expect("cancelled");
+                }
+                called
+            }
+            Err(refused) => Err(refused),
+        };
+        let called = called.map(|answer| answer.into_inner().operation.expect("operation"));
         let is_affordable = units <= self.of(user, BOND) && price <= self.of(ISSUER, RUB);
         if self.check_result(called, is_affordable).await {
             self.add(user, BOND, -units);

@@ -220,7 +220,7 @@ async fn d46_a_cancelled_or_expired_subscription_returns_its_money() {
     // An expired subscription is not used, and the sweep releases its money.
     let second = subscribe(&world).await;
     world.stop().await;
-    let past = "UPDATE subscription SET expires_at_us = 1 WHERE subscription_id = $1";
+    let past = "UPDATE offer SET expires_at_us = 1 WHERE offer_id = $1";
     alter_store_by(folder.path(), past, &[&second]).await;
     let mut world = World::start(folder.path()).await;
     let refused = buy(&mut world, "1", "1000.00").await.expect_err("expired");
@@ -250,10 +250,8 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
     ] {
         world.stop().await;
         let statement = match crashed {
-            "status = 1, step = 1" => {
-                "UPDATE subscription SET status = 1, step = 1 WHERE subscription_id = $1"
-            }
-            _ => "UPDATE subscription SET status = 4, step = 1 WHERE subscription_id = $1",
+            "status = 1, step = 1" => "UPDATE offer SET status = 1, step = 1 WHERE offer_id = $1",
+            _ => "UPDATE offer SET status = 4, step = 1 WHERE offer_id = $1",
         };
         alter_store_by(folder.path(), statement, &[&id]).await;
         world = World::start(folder.path()).await;
@@ -261,6 +259,47 @@ async fn d46_a_subscription_continues_after_a_crash_at_each_step() {
         assert_eq!(status_of(&mut world, &id).await, expected, "{crashed}");
         assert_eq!(money(&mut world, "alice").await.1, available, "{crashed}");
     }
+    world.stop().await;
+}
+
+/// Subscriptions in the table of an earlier release are used and cancelled like new ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn d46_subscriptions_of_an_earlier_release_go_on() {
+    let folder = tempfile::tempdir().expect("folder");
+    let world = with_money(folder.path()).await;
+    let first = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    let first = first.expect("subscribed");
+    let second = world.subscribe("BOND-1", "alice", "2", "2000.00").await;
+    let second = second.expect("subscribed");
+    world.stop().await;
+    let store = folder.path().join("cfa/cfa.sqlite");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(store);
+    let pool = sqlx::SqlitePool::connect_with(options).await;
+    let pool = pool.expect("store");
+    for statement in [
+        include_str!("../../migrations/sqlite/0009_subscriptions.sql"),
+        "INSERT INTO subscription SELECT offer_id, instrument_id, user_id, units_minor, \
+            payment_minor, status, step, operation_id, idempotency_key, correlation_id, \
+            expires_at_us, created_at_us, updated_at_us FROM offer",
+        "DROP TABLE offer",
+        "DELETE FROM _sqlx_migrations WHERE version = 10",
+    ] {
+        let done = sqlx::raw_sql(statement).execute(&pool).await;
+        done.expect("done");
+    }
+    pool.close().await;
+
+    let mut world = World::start(folder.path()).await;
+    let listed = list(&world, "sandbox.investor.alice", "alice", "").await;
+    assert_eq!(listed.expect("listed"), [second.clone(), first.clone()]);
+    let id = &first.subscription_id;
+    let cancelled = cancel(&world, "sandbox.investor.alice", id).await;
+    cancelled.expect("cancelled");
+    let issued = buy(&mut world, "2", "2000.00").await.expect("issued");
+    world.settle(&issued).await;
+    assert_eq!(money(&mut world, "alice").await, pair("3000.00", "3000.00"));
+    let used = status_of(&mut world, &second.subscription_id).await;
+    assert_eq!(used, pb::SubscriptionStatus::Used);
     world.stop().await;
 }
 
@@ -278,8 +317,8 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     for (status, is_failing) in [(4, true), (3, false)] {
         world.stop().await;
         let damage = match status {
-            4 => "UPDATE subscription SET status = 4, step = 1 WHERE subscription_id = $1",
-            _ => "UPDATE subscription SET status = 3, step = 0 WHERE subscription_id = $1",
+            4 => "UPDATE offer SET status = 4, step = 1 WHERE offer_id = $1",
+            _ => "UPDATE offer SET status = 3, step = 0 WHERE offer_id = $1",
         };
         alter_store_by(folder.path(), damage, &[&id]).await;
         world = World::start(folder.path()).await;
@@ -328,14 +367,14 @@ async fn d46_a_cancellation_and_an_issue_at_once_exclude_each_other() {
 async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscription() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = with_money(folder.path()).await;
-    let pending = "INSERT INTO subscription (subscription_id, instrument_id, investor_id, \
-        units_minor, payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
+    let pending = "INSERT INTO offer (offer_id, side, instrument_id, user_id, units_minor, \
+        payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
         created_at_us, updated_at_us)
-        VALUES ($1, 'BOND-1', 'alice', 1, $2, $3, 1, $1, 'c', 3786912000000000, 1, 1)";
+        VALUES ($1, 1, 'BOND-1', 'alice', 1, $2, $3, 1, $1, 'c', 3786912000000000, 1, 1)";
     let kopeck = |id: &str| ledger::CreateHoldRequest {
         context: context(&key()),
         hold: Some(ledger::Hold {
-            hold_id: types::derived::subscription_hold(id).to_string(),
+            hold_id: types::derived::offer_hold(id).to_string(),
             subaccount_id: "alice:CFA-RUB".into(),
             amount: amount("CFA-RUB", "0.01"),
             owner: "cfa".into(),
@@ -363,7 +402,7 @@ async fn d46_a_hold_refused_to_the_sweep_uses_up_its_id_and_deletes_the_subscrip
         let mut left = listed.expect("listed").into_iter();
         let is_left = left.any(|one| one.subscription_id == id);
         assert_eq!(is_left, status == "4", "{id}");
-        let hold_id = types::derived::subscription_hold(id).to_string();
+        let hold_id = types::derived::offer_hold(id).to_string();
         let held = hold(&mut world, &hold_id).await;
         assert_eq!(held.status(), ledger::HoldStatus::Released, "{id}");
         assert_eq!(money(&mut world, "alice").await, pair("5000.00", "5000.00"));

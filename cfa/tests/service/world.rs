@@ -462,6 +462,38 @@ impl World {
         Ok(answer.into_inner().subscription.expect("subscription"))
     }
 
+    /// A holder's own offer to sell units back to the issuer.
+    pub async fn offer(
+        &self,
+        instrument_id: &str,
+        holder_id: &str,
+        units: &str,
+        payment: &str,
+    ) -> Result<pb::Offer, Status> {
+        let request = pb::OfferUnitsRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            holder_id: holder_id.into(),
+            amount: amount(instrument_id, units),
+            payment: amount("CFA-RUB", payment),
+            expires_at: None,
+        };
+        let mut holder = self.as_caller(&format!("sandbox.investor.{holder_id}"));
+        let answer = holder.offer_units(request).await?;
+        Ok(answer.into_inner().offer.expect("offer"))
+    }
+
+    /// CancelOffer by the holder.
+    pub async fn cancel_offer(&self, offer: &pb::Offer) -> Result<pb::Offer, Status> {
+        let request = pb::CancelOfferRequest {
+            context: context(&key()),
+            offer_id: offer.offer_id.clone(),
+        };
+        let mut holder = self.as_caller(&format!("sandbox.investor.{}", offer.holder_id));
+        let answer = holder.cancel_offer(request).await?;
+        Ok(answer.into_inner().offer.expect("offer"))
+    }
+
     /// TransferCfa by the sender.
     pub async fn transfer(
         &self,
@@ -474,13 +506,18 @@ impl World {
 
     /// Freezes or unfreezes the user's CFA-RUB in the ledger.
     pub async fn freeze_money(&mut self, user_id: &str, frozen: bool) {
+        self.freeze(&format!("{user_id}:CFA-RUB"), frozen).await;
+    }
+
+    /// Freezes or unfreezes a sub-account in the ledger.
+    pub async fn freeze(&mut self, subaccount_id: &str, frozen: bool) {
         let status = match frozen {
             true => ledger_pb::SubAccountStatus::Frozen,
             false => ledger_pb::SubAccountStatus::Active,
         };
         let request = ledger_pb::SetSubAccountStatusRequest {
             context: context(&key()),
-            subaccount_id: format!("{user_id}:CFA-RUB"),
+            subaccount_id: subaccount_id.into(),
             status: status.into(),
             reason: "test".into(),
         };
@@ -583,6 +620,22 @@ pub async fn alter_store_by(folder: &Path, statement: &'static str, arguments: &
     let done = query.execute(&pool).await.expect("done");
     assert!(done.rows_affected() > 0);
     pool.close().await;
+}
+
+/// Sets the other times of the registry after its holders' history was moved to another time.
+pub async fn follow_history(folder: &Path) {
+    alter_store(
+        folder,
+        "UPDATE holding SET since_us = (SELECT MIN(time_us) FROM holding_history h \
+         WHERE h.token = holding.token AND h.address = holding.address)",
+    )
+    .await;
+    alter_store(
+        folder,
+        "UPDATE supply_history SET time_us = (SELECT MAX(time_us) FROM holding_history h \
+         WHERE h.token = supply_history.token AND h.block_number = supply_history.block_number)",
+    )
+    .await;
 }
 
 /// Numbers from a seed (splitmix64).

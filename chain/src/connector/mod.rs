@@ -1,37 +1,58 @@
 //! Access to the chain: the same code for the embedded chain and a remote node.
 //!
-//! The connector uses alloy's `Provider` over the transport passed to `connect`. One lock
-//! serializes submissions in arrival order. The caller supplies an idempotency key per submission.
-//! The signed transaction and its nonce are stored under the key before they are sent, so a repeat
-//! with the key after a crash sends the same bytes (T13). Nonces are assigned in the order of
-//! submission, without gaps. The nonce of a refused transaction is reused.
+//! The connector uses alloy's `Provider` over the transport passed to `connect`. The caller
+//! supplies an idempotency key per submission. The signed transaction and its nonce are stored
+//! under the key before they are sent, so a repeat with the key after a crash sends the same bytes
+//! (T13).
+//!
+//! | file | content |
+//! |---|---|
+//! | `submit` | nonces, signatures, the first send |
+//! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
+//! | `watcher` | reads blocks: inclusion, reorganisations, finality |
+//! | `node_error` | meaning of a node's error text |
+//! | `fees`, `signer`, `repo` | fees, the signing account, the store |
+//!
+//! A submission is *submitted* (its attempts have been sent), *included* (an unconfirmed block
+//! contains one of them) and *final* (this block has its confirmations). A reorganisation moves it
+//! from included to submitted. Receipts, events and all effects need the final state.
 //!
 //! An error determines what the caller does. After `Unavailable` the caller retries with the same
 //! key. After `Refused` an unchanged retry fails until the cause is removed.
+//!
+//! Block hashes are those that the node states. They are never computed: the header of a QBFT chain
+//! is hashed without a part of its extra data.
 
+mod fees;
+mod node_error;
 mod repo;
+mod signer;
+mod submit;
+mod upkeep;
 mod watcher;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use alloy::consensus::{SignableTransaction, TxEip1559, TxEnvelope};
-use alloy::eips::{BlockId, BlockNumberOrTag, Encodable2718};
+use alloy::eips::{BlockId, BlockNumberOrTag};
 use alloy::network::TransactionBuilder;
-use alloy::primitives::{Bytes, TxKind, U256};
+use alloy::primitives::{TxKind, U256};
 use alloy::providers::{DynProvider, Provider, ProviderBuilder};
 use alloy::rpc::client::RpcClient;
 use alloy::rpc::types::{Filter, TransactionRequest};
-use alloy::signers::SignerSync;
-use alloy::signers::local::PrivateKeySigner;
 use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
 use async_recursion::async_recursion as boxed;
-use tokio::sync::{Mutex, watch};
+use service_kit::KeyedMutex;
+use tokio::sync::watch;
 
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
 use crate::{Address, TxHash};
-use repo::{Repo, StoredTransaction};
+use node_error::{Meaning, meaning};
+use repo::{Identity, Repo};
+pub(crate) use signer::Signer;
+pub(crate) use upkeep::Upkeep;
 pub use watcher::Watcher;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +66,31 @@ pub enum ChainError {
     Refused(String),
     #[error("the node is on chain {node}, but chain.chain_id is {configured}")]
     WrongChain { node: u64, configured: u64 },
+    #[error(
+        "the node is on chain {chain_id} with genesis block {node}, but this store belongs to chain \
+         {stored_id} with genesis block {stored}: connect a node of that chain"
+    )]
+    OtherChain {
+        node: String,
+        chain_id: u64,
+        stored: String,
+        stored_id: u64,
+    },
+    #[error(
+        "the signing account is {configured}, but the transactions of this store are signed by \
+         {stored}: restore the key of that account"
+    )]
+    OtherOperator { configured: String, stored: String },
+    /// Effects of a block that is not on the chain any more are in other stores.
+    #[error(
+        "the chain has replaced final block {number}: {stored} was read, the node has {node}; \
+         nothing is submitted and finalized until the node has the block again"
+    )]
+    Reorganised {
+        number: u64,
+        stored: TxHash,
+        node: TxHash,
+    },
     #[error("connector store: {0}")]
     Store(#[from] events::Error),
     #[error("connector store: {0}")]
@@ -60,7 +106,7 @@ pub enum ChainError {
 impl From<TransportError> for ChainError {
     fn from(error: TransportError) -> Self {
         match error {
-            RpcError::ErrorResp(payload) if is_permanent_error(&payload.message) => {
+            RpcError::ErrorResp(payload) if meaning(&payload.message) != Meaning::Unknown => {
                 Self::Refused(payload.message.into_owned())
             }
             RpcError::ErrorResp(payload) => Self::Unavailable(payload.message.into_owned()),
@@ -71,43 +117,6 @@ impl From<TransportError> for ChainError {
 
 /// Limit of addresses per log query: nodes refuse long lists.
 const FILTER_ADDRESSES: usize = 200;
-
-/// Substrings of final node errors: the node rejected the transaction or call, or has the
-/// transaction already. After any other error the node may have accepted the transaction, so its
-/// nonce must not be reused.
-const PERMANENT_ERRORS: [&str; 12] = [
-    "nonce too low",
-    "already known",
-    "known transaction",
-    "intrinsic gas too low",
-    "insufficient funds",
-    "exceeds block gas limit",
-    "underpriced",
-    "invalid sender",
-    "invalid chain id",
-    "transaction type not supported",
-    "execution reverted",
-    "execution halted",
-];
-
-fn is_permanent_error(message: &str) -> bool {
-    PERMANENT_ERRORS
-        .iter()
-        .any(|error| contains(message, error))
-}
-
-fn is_nonce_too_low(message: &str) -> bool {
-    contains(message, "nonce too low")
-}
-
-fn is_already_known(message: &str) -> bool {
-    contains(message, "already known") || contains(message, "known transaction")
-}
-
-/// Nodes differ in the case of the same text: geth writes `nonce too low`, Besu `Nonce too low`.
-fn contains(message: &str, lowercase: &str) -> bool {
-    message.to_lowercase().contains(lowercase)
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiptStatus {
@@ -125,7 +134,10 @@ pub struct FailedTrade {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
+    /// Hash of the submission, or of a transaction of another program.
     pub tx_hash: TxHash,
+    /// Hash in the block. It differs from `tx_hash` if the fee was raised or the nonce renewed.
+    pub included_tx_hash: TxHash,
     pub block_number: u64,
     pub block_hash: TxHash,
     pub status: ReceiptStatus,
@@ -150,9 +162,12 @@ pub struct BlockInfo {
 /// A transaction sent under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
+    /// Hash of the first signed transaction. It identifies the submission, whichever of its
+    /// transactions enters a block.
     pub tx_hash: TxHash,
+    /// 0 while it has none: its former nonce was used up by another transaction.
     pub nonce: u64,
-    /// Address of the contract, if the call deploys one.
+    /// Address of the contract, if the call deploys one. It changes with the nonce.
     pub contract: Option<Address>,
 }
 
@@ -180,29 +195,46 @@ pub struct Connector {
     inner: Arc<Inner>,
 }
 
+/// Settings of the connector.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    /// Read blocks without a transaction after which its fee is raised. 0: never.
+    pub replace_after_blocks: u64,
+    /// Limit of the fee in wei per gas.
+    pub max_fee_per_gas: u128,
+}
+
 struct Inner {
     provider: DynProvider,
     chain_id: u64,
-    signer: PrivateKeySigner,
+    signer: Signer,
     repo: Repo,
-    /// The lock serializes submissions.
-    next_nonce: Mutex<u64>,
-    /// Number of the last block whose receipts were read.
+    settings: Settings,
+    /// Held from the first step of a submission to its answer.
+    keys: KeyedMutex<String>,
+    next_nonce: tokio::sync::Mutex<u64>,
+    marks: submit::Marks,
+    /// Head of the node when it was last asked.
+    head: AtomicU64,
+    /// Number of the last read block, which may be unconfirmed.
+    read_tip: AtomicU64,
+    /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
+    /// Why nothing may be submitted or finalized: a reorganisation below the last final block.
+    broken: Mutex<Option<String>>,
 }
 
 impl Connector {
-    /// Checks the node's chain id and loads the next nonce and the last read block.
+    /// Checks chain id, genesis block and account against node and store. Loads the next nonce and
+    /// the last read block.
     pub(super) async fn connect(
         client: RpcClient,
         chain_id: u64,
-        signer: PrivateKeySigner,
+        signer: Signer,
+        settings: Settings,
         db: events::sqlite::Sqlite,
     ) -> Result<Self, ChainError> {
-        let provider = ProviderBuilder::new()
-            .disable_recommended_fillers()
-            .connect_client(client)
-            .erased();
+        let provider = provider(client);
         let node = provider.get_chain_id().await?;
         if node != chain_id {
             return Err(ChainError::WrongChain {
@@ -211,25 +243,70 @@ impl Connector {
             });
         }
         let repo = Repo::new(db);
+        let operator = Address::from(signer.address());
+        check_identity(&provider, &repo, chain_id, operator).await?;
         let on_chain = provider.get_transaction_count(signer.address()).await?;
         let next_nonce = repo.next_nonce().await?.max(on_chain);
-        let (last_read_block, _) = watch::channel(
-            repo.cursor()
-                .await?
-                .map(|(number, _)| number)
-                .unwrap_or_default(),
-        );
+        let cursor = repo.cursor().await?.map(|(number, _)| number);
+        let cursor = cursor.unwrap_or_default();
+        let head = provider.get_block_number().await.unwrap_or(cursor);
+        let (last_read_block, _) = watch::channel(cursor);
         let inner = Inner {
             provider,
             chain_id,
             signer,
             repo,
-            next_nonce: Mutex::new(next_nonce),
+            settings,
+            keys: KeyedMutex::default(),
+            next_nonce: tokio::sync::Mutex::new(next_nonce),
+            marks: submit::Marks::default(),
+            head: AtomicU64::new(head),
+            read_tip: AtomicU64::new(cursor),
             last_read_block,
+            broken: Mutex::new(None),
         };
         Ok(Self {
             inner: Arc::new(inner),
         })
+    }
+
+    /// Checks the genesis block of one of several nodes. A node that is away is not checked.
+    ///
+    /// # Errors
+    /// `OtherChain`: requests to this node would be answered from another chain.
+    pub(super) async fn check_node(&self, client: RpcClient) -> Result<(), ChainError> {
+        let (inner, operator) = (&self.inner, self.operator());
+        let provider = provider(client);
+        match check_identity(&provider, &inner.repo, inner.chain_id, operator).await {
+            Err(error @ ChainError::OtherChain { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the genesis block of a node is unknown");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Logs chain, account and balance, and warns if the account cannot pay. `key`: where its key
+    /// is. Never fails: the node may answer later.
+    pub(super) async fn preflight(&self, key: &str) {
+        let provider = &self.inner.provider;
+        let chain_id = self.inner.chain_id;
+        let operator = self.operator();
+        let balance = provider.get_balance(operator.raw()).await;
+        let price = provider.get_gas_price().await;
+        match (balance, price) {
+            (Ok(balance), Ok(price)) if balance.is_zero() && price > 0 => tracing::warn!(
+                chain_id, %operator, key,
+                "the signing account has no coins and the chain's gas price is not zero: send coins to it"
+            ),
+            (Ok(balance), Ok(_)) => {
+                tracing::info!(chain_id, %operator, key, balance_wei = %balance, "signing account");
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!(chain_id, %operator, key, %error, "balance of the signing account is unknown");
+            }
+        }
     }
 
     pub fn chain_id(&self) -> u64 {
@@ -251,10 +328,19 @@ impl Connector {
     /// Cancel safe: a started submission completes even if the caller drops the future. If it were
     /// cancelled after the row is stored and before the nonce advances, the next submission would
     /// use the same nonce.
+    ///
+    /// # Errors
+    /// `Refused`: no transaction of the key is or will be on the chain, until the key is submitted
+    /// again. `Unavailable`: unknown; retry with the same key.
     #[boxed]
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
+        let held = self.inner.keys.lock(key).await;
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
-        tokio::spawn(async move { connector.submit_locked(&key, &call).await })
+        let submission = async move {
+            let _held = held;
+            connector.submit_held(&key, &call).await
+        };
+        tokio::spawn(submission)
             .await
             .map_err(|error| ChainError::Unavailable(format!("submission: {error}")))?
     }
@@ -265,150 +351,56 @@ impl Connector {
     /// Errors of the store.
     pub async fn submission(&self, key: &str) -> Result<Option<Submission>, ChainError> {
         // Waits for a submission in progress.
-        let _next_nonce = self.inner.next_nonce.lock().await;
+        let _held = self.inner.keys.lock(key).await;
         let known = self.inner.repo.by_key(key).await?;
         Ok(known.map(|known| known.submission))
     }
 
-    async fn submit_locked(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
-        let mut next_nonce = self.inner.next_nonce.lock().await;
-        if let Some(known) = self.inner.repo.by_key(key).await? {
-            if !known.included {
-                self.send(&known).await.map_err(|error| match error {
-                    // The stored transaction is resent and can still enter a block: the refusal
-                    // is not final.
-                    ChainError::Refused(reason) => ChainError::Unavailable(reason),
-                    other => other,
-                })?;
-            }
-            return Ok(known.submission);
-        }
-        let gas_limit = match call.gas_limit {
-            Some(gas_limit) => gas_limit,
-            None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
-        };
-        let fees = self.inner.provider.estimate_eip1559_fees().await?;
-        // The second attempt takes the nonce from the node, in case another program sent
-        // transactions from the signing account.
-        for attempt in 0..2 {
-            let stored = self.sign(
-                *next_nonce,
-                call,
-                gas_limit,
-                fees.max_fee_per_gas,
-                fees.max_priority_fee_per_gas,
-            )?;
-            self.inner.repo.insert(key, &stored).await?;
-            match self.send(&stored).await {
-                Ok(()) => {
-                    *next_nonce += 1;
-                    metrics::counter!("blockchain_transactions_total", "status" => "SUBMITTED")
-                        .increment(1);
-                    return Ok(stored.submission);
-                }
-                Err(ChainError::Refused(reason)) => {
-                    // The refused transaction never enters a block: its nonce is reused.
-                    self.inner.repo.delete(key).await?;
-                    metrics::counter!("blockchain_transactions_total", "status" => "REFUSED")
-                        .increment(1);
-                    if attempt == 0 && is_nonce_too_low(&reason) {
-                        *next_nonce = self
-                            .inner
-                            .provider
-                            .get_transaction_count(self.inner.signer.address())
-                            .await?;
-                        continue;
-                    }
-                    return Err(ChainError::Refused(reason));
-                }
-                Err(other) => {
-                    // The node may have the stored transaction: `resend_not_included` resends it.
-                    *next_nonce += 1;
-                    return Err(other);
-                }
-            }
-        }
-        Err(ChainError::Refused("nonce too low".into()))
-    }
-
-    fn sign(
-        &self,
-        nonce: u64,
-        call: &Call,
-        gas_limit: u64,
-        max_fee: u128,
-        priority_fee: u128,
-    ) -> Result<StoredTransaction, ChainError> {
-        let to = call.to.map_or(TxKind::Create, |to| TxKind::Call(to.raw()));
-        let tx = TxEip1559 {
-            chain_id: self.inner.chain_id,
-            nonce,
-            gas_limit,
-            max_fee_per_gas: max_fee,
-            max_priority_fee_per_gas: priority_fee,
-            to,
-            value: U256::ZERO,
-            access_list: Default::default(),
-            input: Bytes::from(call.data.clone()),
-        };
-        let signature = self
-            .inner
-            .signer
-            .sign_hash_sync(&tx.signature_hash())
-            .map_err(|error| ChainError::Signature(error.to_string()))?;
-        let envelope = TxEnvelope::from(tx.into_signed(signature));
-        let contract = call
-            .to
-            .is_none()
-            .then(|| Address::from(self.inner.signer.address().create(nonce)));
-        Ok(StoredTransaction {
-            submission: Submission {
-                tx_hash: TxHash::from(*envelope.tx_hash()),
-                nonce,
-                contract,
-            },
-            raw: envelope.encoded_2718(),
-            included: false,
-        })
-    }
-
-    /// Sends signed bytes. Succeeds if the node has them already.
-    async fn send(&self, stored: &StoredTransaction) -> Result<(), ChainError> {
-        match self.inner.provider.send_raw_transaction(&stored.raw).await {
-            Ok(_) => Ok(()),
-            Err(error) => match ChainError::from(error) {
-                ChainError::Refused(reason) if is_already_known(&reason) => Ok(()),
-                ChainError::Refused(reason)
-                    if is_nonce_too_low(&reason)
-                        && self
-                            .unconfirmed_receipt(&stored.submission.tx_hash)
-                            .await?
-                            .is_some() =>
-                {
-                    Ok(())
-                }
-                other => Err(other),
-            },
+    /// Refuses while the chain has replaced a final block.
+    fn check_unbroken(&self) -> Result<(), ChainError> {
+        let broken = self.inner.broken.lock();
+        match &*broken.unwrap_or_else(PoisonError::into_inner) {
+            Some(reason) => Err(ChainError::Unavailable(reason.clone())),
+            None => Ok(()),
         }
     }
 
-    /// Resends stored transactions that are in no block, oldest first.
-    pub(super) async fn resend_not_included(&self) -> Result<usize, ChainError> {
-        let _next_nonce = self.inner.next_nonce.lock().await;
-        let not_included = self.inner.repo.not_included().await?;
-        for stored in &not_included {
-            self.send(stored).await?;
-        }
-        Ok(not_included.len())
+    /// Number of the last read block, which may be unconfirmed.
+    fn read_tip(&self) -> u64 {
+        self.inner.read_tip.load(Ordering::Relaxed)
     }
 
     /// The receipt, or `None` until the watcher has read the transaction's block. A read block has
-    /// the required confirmations.
+    /// the required confirmations. `tx_hash`: a submission's hash, or one of another program.
+    ///
+    /// # Errors
+    /// `Unavailable` also if the node has the transaction in another block than the one read.
     #[boxed]
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
-        match self.unconfirmed_receipt(tx_hash).await? {
-            Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
-            _ => Ok(None),
+        self.check_unbroken()?;
+        let Some(stored) = self.inner.repo.by_hash(tx_hash).await? else {
+            return match self.unconfirmed_receipt(tx_hash).await? {
+                Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
+                _ => Ok(None),
+            };
+        };
+        let Some(included) = stored.included.filter(|_| stored.is_final) else {
+            return Ok(None);
+        };
+        let receipt = self.unconfirmed_receipt(&included).await?;
+        let is_in_read_block = |receipt: &Receipt| {
+            stored
+                .block_hash
+                .is_none_or(|hash| hash == receipt.block_hash)
+        };
+        match receipt {
+            Some(receipt) if is_in_read_block(&receipt) => Ok(Some(Receipt {
+                tx_hash: stored.submission.tx_hash,
+                ..receipt
+            })),
+            _ => Err(ChainError::Unavailable(format!(
+                "the node does not have transaction {included} in the block that was read"
+            ))),
         }
     }
 
@@ -419,7 +411,7 @@ impl Connector {
             || number <= self.stored_last_read_block().await?)
     }
 
-    /// Number of the last block whose receipts were read, as stored.
+    /// Number of the last final block whose receipts were read, as stored.
     #[boxed]
     pub async fn stored_last_read_block(&self) -> Result<u64, ChainError> {
         let cursor = self.inner.repo.cursor().await?;
@@ -572,6 +564,9 @@ impl Connector {
                 .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
             logs.extend(self.inner.provider.get_logs(&filter).await?);
         }
+        if !tokens.is_empty() {
+            self.check_has_cursor().await?;
+        }
         logs.sort_by_key(|log| (log.block_number, log.log_index));
         let mut transfers = Vec::with_capacity(logs.len());
         for log in logs {
@@ -592,6 +587,20 @@ impl Connector {
             });
         }
         Ok(transfers)
+    }
+
+    /// Refuses the answers of a node without the last final block: it is behind or on another
+    /// branch, and states no logs of blocks that it does not have.
+    async fn check_has_cursor(&self) -> Result<(), ChainError> {
+        let Some((number, hash)) = self.inner.repo.cursor().await? else {
+            return Ok(());
+        };
+        match self.block(Some(number)).await? {
+            Some(block) if block.hash == hash => Ok(()),
+            _ => Err(ChainError::Unavailable(format!(
+                "the node does not have final block {number}: it is behind or on another branch"
+            ))),
+        }
     }
 
     #[boxed]
@@ -645,6 +654,50 @@ impl Connector {
     }
 }
 
+fn provider(client: RpcClient) -> DynProvider {
+    ProviderBuilder::new()
+        .disable_recommended_fillers()
+        .connect_client(client)
+        .erased()
+}
+
+/// Compares the store's chain and account with the node's and the signer's. The first start stores
+/// them.
+async fn check_identity(
+    provider: &DynProvider,
+    repo: &Repo,
+    chain_id: u64,
+    operator: Address,
+) -> Result<(), ChainError> {
+    let genesis = provider
+        .get_block_by_number(BlockNumberOrTag::Number(0))
+        .await?
+        .ok_or_else(|| ChainError::Malformed("the node has no genesis block".into()))?;
+    let node = Identity {
+        chain_id,
+        genesis_hash: TxHash::from(genesis.header.hash).to_string(),
+        operator: operator.to_string(),
+    };
+    match repo.identity().await? {
+        None => repo.set_identity(&node).await,
+        Some(stored)
+            if (stored.chain_id, &stored.genesis_hash) != (chain_id, &node.genesis_hash) =>
+        {
+            Err(ChainError::OtherChain {
+                node: node.genesis_hash,
+                chain_id,
+                stored: stored.genesis_hash,
+                stored_id: stored.chain_id,
+            })
+        }
+        Some(stored) if stored.operator != node.operator => Err(ChainError::OtherOperator {
+            configured: node.operator,
+            stored: stored.operator,
+        }),
+        Some(_) => Ok(()),
+    }
+}
+
 fn to_units(value: U256) -> Result<u128, ChainError> {
     u128::try_from(value).map_err(|_| ChainError::Malformed("amount exceeds 128 bits".into()))
 }
@@ -661,6 +714,7 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         .collect();
     Receipt {
         tx_hash: TxHash::from(receipt.transaction_hash),
+        included_tx_hash: TxHash::from(receipt.transaction_hash),
         block_number: receipt.block_number.unwrap_or_default(),
         block_hash: TxHash::from(receipt.block_hash.unwrap_or_default()),
         status: if receipt.status() {
@@ -673,24 +727,5 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),
         failed_trades,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // rows: R064
-    #[test]
-    fn r064_node_errors_are_known_in_any_case() {
-        for text in ["nonce too low: next nonce 5, tx nonce 3", "Nonce too low"] {
-            assert!(is_permanent_error(text) && is_nonce_too_low(text), "{text}");
-            assert!(!is_already_known(text), "{text}");
-        }
-        for text in ["already known", "Known transaction"] {
-            assert!(is_permanent_error(text) && is_already_known(text), "{text}");
-            assert!(!is_nonce_too_low(text), "{text}");
-        }
-        assert!(!is_permanent_error("Internal error"));
     }
 }

@@ -19,6 +19,7 @@ use types::command::MemberGroup;
 use types::derived;
 
 use crate::funding::{self, HoldView};
+use crate::instruments;
 use crate::market::Market;
 use crate::orders::members::{self, Member};
 use crate::orders::{self, Actor, Answered, MassCancel};
@@ -413,8 +414,10 @@ impl MarketService for Api {
         let spec = self.market.instrument(&message.instrument_id).await?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetTradingPhase", &caller.subject, key);
-        let answered =
-            crate::instruments::set_phase_once(&self.market, spec.ix, phase, key_hash).await?;
+        // A person lifts a halt by an approval, which a service executes (D32).
+        let lifts_halt = caller.is_service();
+        let set = instruments::set_phase_once(&self.market, spec.ix, phase, lifts_halt, key_hash);
+        let answered = set.await?;
         tracing::info!(
             instrument_id = %spec.id,
             %phase,
@@ -439,6 +442,9 @@ impl MarketService for Api {
         let is_own = !user_id.is_empty() && caller.user_id.as_deref() == Some(&user_id);
         if !(is_own && message.engaged) {
             caller.require(&[Role::Operator, Role::MarketSupervisor, Role::Service])?;
+        }
+        if !message.engaged {
+            caller.require_approval("dfa.market.v1.MarketService/SetKillSwitch")?;
         }
         let (market, engaged) = (&self.market, message.engaged);
         orders::over_rate::check_kill_switch(market, over_rate, &user_id, engaged).await?;

@@ -404,7 +404,7 @@ async fn metrics_of_trading_grow_with_logins_and_requests() {
 async fn t12_a_late_repeat_of_a_phase_does_not_undo_a_halt() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::new(folder.path()).await;
-    let mut supervisor = world.as_caller("sandbox.market-supervisor");
+    let mut supervisor = world.approved();
     let mut set = async |key: &str, phase: TradingPhase| {
         let request = SetTradingPhaseRequest {
             context: context(key),

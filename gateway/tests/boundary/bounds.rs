@@ -377,8 +377,7 @@ async fn a_halt_is_lifted_by_the_markets_supervision_and_not_by_the_registry() {
     };
     let trader = world.trader("ann").set_trading_phase(lift.clone()).await;
     assert_eq!(trader.unwrap_err().code(), Code::PermissionDenied);
-    let mut supervisor = world.as_caller("sandbox.market-supervisor");
-    supervisor.set_trading_phase(lift).await.unwrap();
+    world.approved().set_trading_phase(lift).await.unwrap();
     assert_eq!(phase(&world).await, TradingPhase::Open);
     let placed = world.place(order()).await.unwrap();
     assert_eq!(placed.status(), OrderStatus::Open);

@@ -308,15 +308,22 @@ async fn kill_switch_cancels_and_blocks_orders_until_lifted() {
     let status = world.status().await;
     assert!(status.kill_switch_engaged);
     assert_eq!(status.killed_user_ids, ["ann"]);
+    // Lifting it takes two persons (D32).
     let mut operator = world.operator();
-    let lifted = operator.set_kill_switch(switch("k5", "", false)).await;
+    for (key, user) in [("k7", ""), ("k8", "ann")] {
+        let alone = operator.set_kill_switch(switch(key, user, false)).await;
+        let reason = rpc::status::reason(&alone.unwrap_err());
+        assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
+    }
+    let mut approved = world.approved();
+    let lifted = approved.set_kill_switch(switch("k5", "", false)).await;
     assert_eq!(lifted.unwrap().get_ref().cancelled, 0);
     world.place(buy("bob", "3", "1")).await.unwrap();
     let refused = world.place(buy("ann", "1", "1")).await.unwrap_err();
     assert_eq!(refused.message(), "Kill switch is engaged");
     let order = world.order(&anns.order_id).await.unwrap();
     assert_eq!(order.cancel_reason, "KILL_SWITCH");
-    let hers = operator.set_kill_switch(switch("k6", "ann", false)).await;
+    let hers = approved.set_kill_switch(switch("k6", "ann", false)).await;
     hers.unwrap();
     world.place(buy("ann", "1", "1")).await.unwrap();
     world.stop().await;

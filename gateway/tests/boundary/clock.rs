@@ -72,7 +72,7 @@ async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     dated.expires_at = Some(to_timestamp_us(expires_us));
     let dated = world.place(dated).await.unwrap();
     enter(&world, "ann", "before", 1).await.unwrap();
-    let nothing = world.operator().confirm_clock(confirm("c0", DAY_S)).await;
+    let nothing = world.approved().confirm_clock(confirm("c0", DAY_S)).await;
     let expected = (Code::FailedPrecondition, "CLOCK_NOT_SUSPECT".to_owned());
     assert_eq!(reason(nothing), expected);
 
@@ -93,17 +93,20 @@ async fn clock_a_day_ahead_blocks_orders_until_confirmed() {
     let order = world.order(&dated.order_id).await.unwrap();
     assert_eq!(order.status(), OrderStatus::Open, "not expired");
 
-    // Only the market supervisor may confirm the clock, with the offset of the health read.
+    // Two persons confirm the clock (D32), with the offset of the health read.
+    let alone = world.operator().confirm_clock(confirm("c9", DAY_S)).await;
+    let expected = (Code::FailedPrecondition, "APPROVAL_REQUIRED".to_owned());
+    assert_eq!(reason(alone), expected);
     let own = world
         .trader("ann")
         .confirm_clock(confirm("c1", DAY_S))
         .await;
     assert_eq!(reason(own).0, Code::PermissionDenied);
-    let other = world.operator().confirm_clock(confirm("c2", -DAY_S)).await;
+    let other = world.approved().confirm_clock(confirm("c2", -DAY_S)).await;
     let expected = (Code::FailedPrecondition, "CLOCK_OFFSET".to_owned());
     assert_eq!(reason(other), expected);
     for _ in 0..2 {
-        let confirmed = world.operator().confirm_clock(confirm("c3", DAY_S)).await;
+        let confirmed = world.approved().confirm_clock(confirm("c3", DAY_S)).await;
         assert_eq!(confirmed.unwrap().get_ref().offset_seconds, DAY_S);
     }
     until_clock_is_ok(&world).await;
@@ -137,7 +140,7 @@ async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
     assert!(reason_text.contains("s behind"), "{reason_text}");
     let entered = enter(&world, "ann", "during", 2).await;
     assert_eq!(entered, Err(RejectReason::ClockUnconfirmed));
-    let confirmed = world.operator().confirm_clock(confirm("c1", -DAY_S)).await;
+    let confirmed = world.approved().confirm_clock(confirm("c1", -DAY_S)).await;
     confirmed.unwrap();
     until_clock_is_ok(&world).await;
     enter(&world, "ann", "after", 3).await.unwrap();

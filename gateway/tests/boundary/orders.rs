@@ -838,7 +838,21 @@ async fn d13_what_the_book_refuses_is_a_rejected_order() {
         (OrderStatus::Rejected, "INSTRUMENT_HALTED")
     );
     assert_eq!(world.order(&rejected.order_id).await.unwrap(), rejected);
-    supervisor
+    // Halting takes one person, lifting the halt two (D32).
+    let alone = supervisor
+        .set_trading_phase(phase(TradingPhase::Open))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        rpc::status::reason(&alone).as_deref(),
+        Some("APPROVAL_REQUIRED")
+    );
+    assert_eq!(
+        world.status().await.instruments[0].phase(),
+        TradingPhase::Halt
+    );
+    world
+        .approved()
         .set_trading_phase(phase(TradingPhase::Open))
         .await
         .unwrap();

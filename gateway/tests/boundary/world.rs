@@ -318,6 +318,11 @@ impl World {
         self.as_caller("sandbox.operator")
     }
 
+    /// A client as the approvals service, which makes the calls that take two persons.
+    pub fn approved(&self) -> MarketServiceClient<Channel> {
+        self.as_caller(testkit::APPROVED)
+    }
+
     /// Creates a user with KYC that owns roubles and bonds.
     pub async fn user(&mut self, user_id: &str, roubles: &str, bonds: &str) {
         self.identity.upsert_user(user_id, |_| {});

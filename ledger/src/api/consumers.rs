@@ -129,6 +129,7 @@ fn inbox_command(
             kind,
             key: None,
             is_service: true,
+            author: None,
         },
         context,
     }

@@ -121,9 +121,19 @@ pub fn text(field: &str, text: String) -> Result<String, Refusal> {
     Ok(text)
 }
 
-/// Converts a transaction hash to lower case, so that equal hashes are equal texts.
+/// Converts a transaction hash, `0x` and 64 hexadecimal digits, to lower case, so that equal hashes
+/// are equal texts. An empty text is `None`.
 pub fn tx_hash(field: &str, text: Option<String>) -> Result<Option<Id>, Refusal> {
-    optional_id(field, text.map(|text| text.to_ascii_lowercase()))
+    let Some(hash) = optional_id(field, text)? else {
+        return Ok(None);
+    };
+    let is_hash = hash.strip_prefix("0x").is_some_and(|digits| {
+        digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    });
+    if !is_hash {
+        return Err(Refusal::invalid(field, "must be `0x` and 64 hex digits"));
+    }
+    Ok(Some(hash.to_ascii_lowercase().into()))
 }
 
 /// Converts a required positive amount.

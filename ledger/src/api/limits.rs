@@ -30,7 +30,6 @@ impl Api {
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::SetLimit {
             limit: terms(message.limit).map_err(refused)?,
-            actor: caller.subject.clone(),
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
         let (limit, replay) = self.change_limit(writer, kind).await?;
@@ -49,7 +48,6 @@ impl Api {
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let kind = CommandKind::RemoveLimit {
             limit_id: convert::id("limit_id", message.limit_id).map_err(refused)?,
-            actor: caller.subject.clone(),
             reason: convert::text("reason", message.reason).map_err(refused)?,
         };
         let (limit, replay) = self.change_limit(writer, kind).await?;

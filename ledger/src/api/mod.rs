@@ -9,6 +9,7 @@ pub mod convert;
 pub mod http;
 mod limits;
 mod reads;
+mod records;
 mod statement;
 pub mod topics;
 mod writes;
@@ -22,7 +23,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     Clock, Error,
     committer::{Committer, LARGE_WEIGHT_MIN},
-    fold::{Answer, CallKey, Command, CommandKind, CommandResult, Outcome, Replay},
+    fold::{Answer, Author, CallKey, Command, CommandKind, CommandResult, Outcome, Replay},
     refusal::{Refusal, Refused},
     repo::Store,
 };
@@ -39,6 +40,8 @@ struct Writer {
     context: Context,
     key: CallKey,
     is_service: bool,
+    /// Subject of the caller's credential.
+    subject: String,
 }
 
 impl Writer {
@@ -56,15 +59,31 @@ impl Writer {
                 digest,
             },
             is_service: caller.roles.contains(rpc::Role::Service),
+            subject: caller.subject.clone(),
             context,
         }
     }
 
     fn command(self, kind: CommandKind) -> (Command, Context) {
+        // What services post is in the operations; limits and statuses are set by staff, also by
+        // way of a service.
+        let is_recorded = !self.is_service
+            || matches!(
+                kind,
+                CommandKind::SetStatus { .. }
+                    | CommandKind::SetLimit { .. }
+                    | CommandKind::RemoveLimit { .. }
+            );
+        let author = is_recorded.then(|| Author {
+            subject: self.subject,
+            request_id: self.context.request_id.clone(),
+            correlation_id: self.context.correlation_id.clone(),
+        });
         let command = Command {
             kind,
             key: Some(self.key),
             is_service: self.is_service,
+            author,
         };
         (command, self.context)
     }
@@ -218,4 +237,5 @@ delegate! {
     set_velocity_limit(SetVelocityLimitRequest) -> SetVelocityLimitResponse;
     remove_velocity_limit(RemoveVelocityLimitRequest) -> RemoveVelocityLimitResponse;
     list_velocity_limits(ListVelocityLimitsRequest) -> ListVelocityLimitsResponse;
+    list_audit_records(ListAuditRecordsRequest) -> ListAuditRecordsResponse;
 }

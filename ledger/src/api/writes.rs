@@ -380,11 +380,17 @@ impl Api {
         let writer = Writer::of(caller, context, rpc::context::digest(&message));
         let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
         let status = convert::subaccount_status(message.status).map_err(refused)?;
+        // Freezing takes one person, lifting a freeze two (D32).
+        if message.status == wire::SubAccountStatus::Active as i32 {
+            caller.require_approval("dfa.ledger.v1.LedgerService/SetSubAccountStatus")?;
+        }
         let reason = convert::text("reason", message.reason).map_err(refused)?;
-        tracing::info!(%subaccount_id, %status, reason, "sub-account status change requested");
+        let by = caller.subject.as_str();
+        tracing::info!(%subaccount_id, %status, reason, by, "sub-account status change requested");
         let kind = CommandKind::SetStatus {
             subaccount_id,
             status,
+            reason,
         };
         let result = self
             .commit(writer, kind)

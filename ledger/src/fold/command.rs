@@ -20,6 +20,17 @@ pub struct Command {
     /// The caller is a service. It may touch holds of services (`design.md` 4) and end operations
     /// that await the chain.
     pub is_service: bool,
+    /// Set if what the command changes is recorded for the audit (D34).
+    pub author: Option<Author>,
+}
+
+/// The caller of a recorded command, and the ids of its request.
+#[derive(Debug)]
+pub struct Author {
+    /// Subject of the credential.
+    pub subject: String,
+    pub request_id: String,
+    pub correlation_id: String,
 }
 
 #[derive(Debug)]
@@ -75,15 +86,14 @@ pub enum CommandKind {
     SetStatus {
         subaccount_id: Id,
         status: SubAccountStatus,
+        reason: String,
     },
     SetLimit {
         limit: LimitTerms,
-        actor: String,
         reason: String,
     },
     RemoveLimit {
         limit_id: Id,
-        actor: String,
         reason: String,
     },
     CreateUser {

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Owners whose holds only services create and touch: `market` for trading holds with their
-/// children, `cfa` for redemptions and subscriptions.
+/// children, `cfa` for redemptions, subscriptions and offers.
 const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 
 /// Expires the due holds that the command names. The expiry stays even if the command is refused

@@ -3,7 +3,8 @@
 //! Transitions: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. An unsettled credit
 //! becomes spendable at FINALIZED. An operation is reversed at most once. Reversal of an open
 //! operation makes it FAILED, so that a later finality notice cannot release the same money twice.
-//! Only services end an operation that awaits the chain.
+//! Only services end an operation that awaits the chain, or make one final that the chain confirms
+//! (`design.md` 9 and 10).
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     book::Book,
     effects::Effect,
-    model::{Id, Operation, OperationStatus, OperationTerms, PendingReceipt, Scope},
+    model::{Id, Operation, OperationStatus, OperationTerms, OperationType, PendingReceipt, Scope},
     refusal::{Position, Refusal, Refused},
 };
 
@@ -67,7 +68,7 @@ fn finalize_target(
             Ok(false)
         }
         status if status.is_open() => {
-            require_service(operation, command)?;
+            require_proof(operation, command, tx_hash)?;
             Ok(finalize_one(book, &id, tx_hash))
         }
         _ => Err(Refusal::OperationStatus),
@@ -208,6 +209,39 @@ fn require_service(operation: &Operation, command: &Command) -> Result<(), Refus
     Ok(())
 }
 
+/// Requires the proof of the chain for an open operation. Only services, which read the receipt,
+/// make an operation final that has a transaction on chain, and only they name the transaction.
+fn require_proof(
+    operation: &Operation,
+    command: &Command,
+    tx_hash: Option<&Id>,
+) -> Result<(), Refusal> {
+    if !command.is_service {
+        if operation.terms.awaits_chain || is_confirmed_by_chain(operation.terms.kind) {
+            return Err(Refusal::OperationInFlight);
+        }
+        if tx_hash.is_some() {
+            let problem = "must be empty: the operation has no transaction on chain";
+            return Err(Refusal::invalid("onchain_tx_hash", problem));
+        }
+    }
+    if operation.terms.awaits_chain && tx_hash.is_none() && operation.tx_hash.is_none() {
+        let problem = "must be given: the operation has a transaction on chain";
+        return Err(Refusal::invalid("onchain_tx_hash", problem));
+    }
+    Ok(())
+}
+
+/// True for a type whose operations move units on chain. An event of the CFA service makes them
+/// final, also those that were posted without awaiting the chain.
+fn is_confirmed_by_chain(kind: OperationType) -> bool {
+    use OperationType::{Deposit, Issuance, P2pTransfer, Redemption, TradeBuy, TradeSell};
+    matches!(
+        kind,
+        Deposit | P2pTransfer | Issuance | Redemption | TradeBuy | TradeSell
+    )
+}
+
 fn answer(book: &Book, id: &Id, replay: Replay) -> CommandResult {
     CommandResult {
         answer: Answer::Batch {
@@ -333,7 +367,8 @@ fn park(book: &mut Book, key: Id, tx_hash: Option<Id>, reverted: bool) {
     }
 }
 
-fn find(book: &Book, target: &Target) -> Option<Id> {
+/// Id of the operation that a target names.
+pub fn find(book: &Book, target: &Target) -> Option<Id> {
     match target {
         Target::Id(id) => book
             .operations
@@ -380,7 +415,7 @@ fn pending_receipt_keys(operation: &Operation) -> Vec<Id> {
 pub fn new_operation_receipt_keys(
     user_id: &Id,
     key: &Id,
-    reference: Option<(crate::model::OperationType, &Id)>,
+    reference: Option<(OperationType, &Id)>,
     tx_hash: Option<&Id>,
 ) -> Vec<Id> {
     let mut keys = vec![target_key(&Target::Key {

@@ -4,7 +4,7 @@
 //! Postings that have already happened count but are not refused:
 //! - postings of an event;
 //! - postings of a batch with a source;
-//! - a service's payment out of a hold, except of a subscription (as with a freeze, D15).
+//! - a service's payment out of a hold, except of an offer (as with a freeze, D15).
 //!
 //! Reversing entries neither count nor are refused.
 
@@ -13,14 +13,13 @@ use types::{Minor, SYSTEM_USER};
 use super::{Answer, Command, CommandKind, CommandResult, LimitTerms, Outcome, operations};
 use crate::{
     book::Book,
-    effects::Effect,
     limit::{Side, VelocityLimit, WINDOW_S_MAX},
     model::{Id, Operation, OperationType, Posting, Scope},
     refusal::{Excess, Refusal},
 };
 
 /// Creates a limit or changes its terms. Equal terms change nothing.
-pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outcome {
+pub fn set(book: &mut Book, new: &LimitTerms) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
         || &*new.user_id == SYSTEM_USER
     {
@@ -64,13 +63,6 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
     if let Some(known) = known.as_ref().filter(|known| known.has_same_terms(&limit)) {
         return Ok(CommandResult::new(Answer::Limit(known.clone())));
     }
-    book.push_effect(Effect::LimitChanged {
-        limit_id: limit.limit_id.clone(),
-        before: known.map_or_else(String::new, |known| known.audit_text()),
-        after: limit.audit_text(),
-        actor: actor.to_owned(),
-        reason: reason.to_owned(),
-    });
     book.limits.put(limit.limit_id.clone(), limit.clone());
     Ok(CommandResult::new(Answer::Limit(limit)))
 }
@@ -79,19 +71,12 @@ pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outc
 ///
 /// # Errors
 /// [`Refusal::LimitNotFound`].
-pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outcome {
+pub fn remove(book: &mut Book, limit_id: &Id) -> Outcome {
     let known = book
         .limits
         .get(limit_id)
         .cloned()
         .ok_or(Refusal::LimitNotFound)?;
-    book.push_effect(Effect::LimitChanged {
-        limit_id: limit_id.clone(),
-        before: known.audit_text(),
-        after: String::new(),
-        actor: actor.to_owned(),
-        reason: reason.to_owned(),
-    });
     book.limits.remove(limit_id);
     Ok(CommandResult::new(Answer::Limit(known)))
 }
@@ -111,8 +96,13 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     let has_happened = scope == Scope::Event
         || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
     for posting in book.postings_of(operation_id).to_vec() {
-        let is_promised =
-            command.is_service && operations::is_promised(kind, posting.hold_id.as_ref());
+        let is_promised = command.is_service
+            && operations::is_promised(
+                kind,
+                posting.hold_id.as_ref(),
+                &posting.amount.instrument_id,
+                &posting.credit_subaccount_id,
+            );
         for (limit, subaccount_id) in applicable(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);

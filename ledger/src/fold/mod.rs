@@ -7,6 +7,7 @@
 //! produce equal rows.
 
 mod accounts;
+mod acts;
 mod batch;
 mod command;
 mod holds;
@@ -17,9 +18,9 @@ mod read_set;
 mod steps;
 
 pub use command::{
-    Answer, Batch, CallKey, Command, CommandKind, CommandResult, LimitTerms, NewHold, NewOperation,
-    NewPosting, Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, StoredRefusal,
-    Target,
+    Answer, Author, Batch, CallKey, Command, CommandKind, CommandResult, LimitTerms, NewHold,
+    NewOperation, NewPosting, Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome,
+    StoredRefusal, Target,
 };
 pub use read_set::ReadSet;
 
@@ -58,9 +59,11 @@ pub fn fold(
         return replay(book, command, stored);
     }
     let savepoint = book.savepoint();
+    let before = acts::before(book, command);
     let outcome = dispatch(book, command, ids, on_progress);
     match &outcome {
         Ok(result) => {
+            acts::record(book, command, result, &before);
             if let (Some(key), Some(stored)) = (answer_key, command.to_store(result)) {
                 book.answers.put(key, stored);
             }
@@ -107,6 +110,7 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
         CommandKind::SetStatus {
             subaccount_id,
             status,
+            ..
         } => accounts::set_status(book, subaccount_id, *status),
         CommandKind::CreateUser { user_id } => accounts::create_user(book, user_id),
         CommandKind::BlockUser { user_id, blocked } => {
@@ -116,16 +120,8 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
             instrument_id,
             decimals,
         } => accounts::register_instrument(book, instrument_id, *decimals),
-        CommandKind::SetLimit {
-            limit,
-            actor,
-            reason,
-        } => limits::set(book, limit, actor, reason),
-        CommandKind::RemoveLimit {
-            limit_id,
-            actor,
-            reason,
-        } => limits::remove(book, limit_id, actor, reason),
+        CommandKind::SetLimit { limit, .. } => limits::set(book, limit),
+        CommandKind::RemoveLimit { limit_id, .. } => limits::remove(book, limit_id),
         CommandKind::PurgePendingReceipts { .. } => Ok(CommandResult::new(Answer::Done)),
     }
 }
@@ -171,9 +167,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
     let replay = Replay::of(stored.digest == command.digest());
     let answer = match stored.outcome {
         StoredOutcome::Refused { reason, at } => {
-            let refusal = Refusal::from_bound_reason(&reason)
-                .unwrap_or_else(|| panic!("stored answer has the unknown reason {reason}"));
-            return Err(Refused::replayed(refusal, at, replay));
+            return Err(Refused::replayed(Refusal::bound(&reason), at, replay));
         }
         StoredOutcome::Hold { hold, operation_id } => Answer::Hold {
             hold,

@@ -52,9 +52,8 @@ pub fn create(
             digest,
         }) = book.answers.get(&key)
         {
-            let refusal = Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus);
             return Err(Refused::replayed(
-                refusal,
+                Refusal::bound(reason),
                 None,
                 Replay::of(*digest == new.digest),
             ));
@@ -143,7 +142,7 @@ pub struct Move {
     pub units: Units,
     pub hold_id: Option<Id>,
     pub unsettled: bool,
-    /// A reversing entry, a redemption by a service, or a payment out of a hold ([`is_promised`]).
+    /// A reversing entry, maturity by a service, or a payment out of a hold ([`is_promised`]).
     pub may_debit_frozen: bool,
     /// A reversing entry that debits an unsettled credit.
     pub debits_unsettled: bool,
@@ -202,8 +201,10 @@ fn resolve(
         }
     }
     Ok(Move {
-        may_debit_frozen: is_promised(kind, posting.hold_id.as_ref())
-            || command.is_service && is_redemption(kind, &debit, &credit),
+        may_debit_frozen: match &posting.hold_id {
+            hold @ Some(_) => is_promised(kind, hold.as_ref(), instrument_id, &credit_id),
+            None => command.is_service && is_redemption(kind, instrument_id, &credit_id),
+        },
         units: debit.units(minor),
         debit_subaccount_id: debit_id,
         credit_subaccount_id: credit_id,
@@ -215,20 +216,26 @@ fn resolve(
 }
 
 /// True for a payment out of a hold, which may debit a frozen sub-account (D15). False for an
-/// issue: an investor may withdraw a subscription, so its hold does not pay once the sub-account is
-/// frozen.
-pub(super) fn is_promised(kind: OperationType, hold_id: Option<&Id>) -> bool {
-    hold_id.is_some() && kind != OperationType::Issuance
+/// offer, which its user may withdraw: the payment of an issue, and units redeemed out of a hold.
+/// Its hold does not pay once the sub-account is frozen.
+pub(super) fn is_promised(
+    kind: OperationType,
+    hold_id: Option<&Id>,
+    instrument_id: &str,
+    credit_id: &str,
+) -> bool {
+    hold_id.is_some()
+        && kind != OperationType::Issuance
+        && !is_redemption(kind, instrument_id, credit_id)
 }
 
-/// True for units returned to their own reserve. Maturity pays every holder, including a frozen
-/// one, whose payout is credited and stays frozen. False for CFA-RUB, whose redemption is a payout
-/// to the bank.
-fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
-    let instrument_id = &debit.terms.instrument_id;
+/// True for units returned to their own reserve. Maturity, without a hold, pays every holder,
+/// including a frozen one, whose payout is credited and stays frozen. False for CFA-RUB, whose
+/// redemption is a payout to the bank.
+fn is_redemption(kind: OperationType, instrument_id: &str, credit_id: &str) -> bool {
     kind == OperationType::Redemption
-        && **instrument_id != *CFA_RUB
-        && *credit.terms.subaccount_id == *subaccount::reserve(instrument_id)
+        && instrument_id != CFA_RUB
+        && credit_id == subaccount::reserve(instrument_id)
 }
 
 /// Applies the movements and writes the operation with its postings. Checks cover after the last

@@ -1,8 +1,8 @@
 //! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
 //!
 //! A consumed child can grow again from its parent while its order is open. A step without an
-//! amount means all that remains. Such a step does nothing on a consumed or released hold, so that
-//! it cannot block a batch that derives from a log.
+//! amount means all that remains. Such a step does nothing on a consumed, released or expired hold,
+//! so that it cannot block a batch that derives from a log.
 
 use types::Minor;
 
@@ -95,8 +95,8 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
     Ok(())
 }
 
-/// Returns the hold and the amount to release. `None` if the hold is consumed or released and the
-/// step has no amount.
+/// Returns the hold and the amount to release. `None` if the hold has ended and the step has no
+/// amount.
 fn releasable(
     book: &Book,
     command: &Command,
@@ -104,10 +104,8 @@ fn releasable(
     amount: Option<&Amount>,
     field: &str,
 ) -> Result<Option<(Hold, Minor)>, Refusal> {
-    let ended = book
-        .holds
-        .get(hold_id)
-        .is_some_and(|hold| matches!(hold.status, HoldStatus::Consumed | HoldStatus::Released));
+    let hold = book.holds.get(hold_id);
+    let ended = hold.is_some_and(|hold| !hold.is_active());
     if ended && amount.is_none() {
         return Ok(None);
     }

@@ -27,7 +27,7 @@ use events::EventRef;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub use audit::{SealedOperation, SealedPosting};
+pub use audit::{RecordFilter, RecordRow, SealedOperation, SealedPosting};
 pub use read::{HoldFilter, OperationFilter, PageBound, Reads, SubAccountFilter, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
@@ -56,7 +56,7 @@ impl Store {
                 writes: Arc::new(writes),
             }
         } else {
-            let (reads, writes) = postgres::open(config.url.postgres()?).await?;
+            let (reads, writes) = postgres::open(crate::url::postgres(&config.url)?).await?;
             Store {
                 reads: Arc::new(reads),
                 writes: Arc::new(writes),
@@ -122,7 +122,9 @@ pub async fn snapshot(config: &LedgerConfig) -> Result<Box<dyn LedgerSnapshot>, 
     if config.url.is_empty() {
         Ok(Box::new(sqlite::snapshot(&config.data_dir).await?))
     } else {
-        Ok(Box::new(postgres::snapshot(config.url.postgres()?).await?))
+        Ok(Box::new(
+            postgres::snapshot(crate::url::postgres(&config.url)?).await?,
+        ))
     }
 }
 
@@ -173,8 +175,8 @@ pub trait Group: Send {
     /// time, so the times of a sub-account's postings never decrease.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
-    /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]) and
-    /// the events. `events` may be called on another thread during the write.
+    /// Writes every changed row, the block that seals new operations ([`crate::audit::seal`]), the
+    /// audit records and the events. `events` may be called on another thread during the write.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
     /// Folds, and saves the changes. May write rows while the fold continues.

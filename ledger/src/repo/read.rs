@@ -7,6 +7,7 @@ use sqlx::{
 };
 
 use super::{
+    audit::{RecordFilter, RecordRow},
     dialect::Dialect,
     limits::Limits,
     rows::{self, AccountRow, HoldRow, OperationRow, PostingRow, SubAccountRow},
@@ -102,6 +103,13 @@ pub trait Reads: History + Limits + Send + Sync {
     /// True if operations exist but no block. Every group that creates operations writes a block,
     /// so the blocks were deleted or another program wrote the operations.
     async fn is_audit_chain_missing(&self) -> Result<bool, Error>;
+    /// Audit records with a sequence below `before`, newest first.
+    async fn audit_records(
+        &self,
+        filter: &RecordFilter<'_>,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<RecordRow>, Error>;
 }
 
 /// Columns of the trial balance. A sum is read as two 32-bit halves, which cannot overflow.
@@ -126,6 +134,7 @@ where
     for<'r> HoldRow: FromRow<'r, DB::Row>,
     for<'r> TrialRow: FromRow<'r, DB::Row>,
     for<'r> (bool,): FromRow<'r, DB::Row>,
+    for<'r> RecordRow: FromRow<'r, DB::Row>,
     Pool<DB>: History + Limits,
 {
     async fn account(&self, account_id: &str) -> Result<Option<Account>, Error> {
@@ -353,6 +362,21 @@ where
         )
         .fetch_one(self)
         .await?)
+    }
+
+    async fn audit_records(
+        &self,
+        filter: &RecordFilter<'_>,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<RecordRow>, Error> {
+        let mut query = QueryBuilder::<DB>::new("SELECT * FROM audit_records WHERE sequence < ");
+        query.push_bind(before);
+        push_filter(&mut query, "object_id", filter.object_id);
+        push_filter(&mut query, "actor", filter.actor);
+        query.push(" ORDER BY sequence DESC LIMIT ");
+        query.push_bind(limit);
+        Ok(query.build_query_as().fetch_all(self).await?)
     }
 }
 

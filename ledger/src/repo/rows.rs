@@ -13,7 +13,7 @@ use crate::{
         OperationTerms, OperationType, PendingReceipt, Posting, Scope, SubAccount, SubAccountTerms,
         Units,
     },
-    refusal::Position,
+    refusal::{Position, Refusal},
 };
 
 /// The error of a row that violates the schema.
@@ -397,7 +397,16 @@ pub fn outcome_text(outcome: &StoredOutcome) -> String {
     serde_json::to_string(&outcome).expect("stored answers have a JSON form")
 }
 
+/// The stored refusal of one operation in a batch. `None` for a reason that no operation has.
+fn stored_refusal(reason: String, text: String) -> Option<StoredRefusal> {
+    // Answers of older releases have no text, so an invalid field has no name.
+    let is_known = reason == "INVALID_ARGUMENT" || Refusal::from_stored(&reason, &text).is_some();
+    is_known.then_some(StoredRefusal { reason, text })
+}
+
 impl AnswerRow {
+    /// # Errors
+    /// [`Error::Invariant`] if the row is damaged: not the stored format, or an unknown reason.
     pub fn answer(&self) -> Result<StoredAnswer, Error> {
         let corrupt = || corrupt("stored answer", &self.idempotency_key);
         let outcome = match serde_json::from_str(&self.outcome).map_err(|_| corrupt())? {
@@ -405,12 +414,12 @@ impl AnswerRow {
                 reason,
                 operation,
                 hold_step,
-            } => StoredOutcome::Refused {
-                reason,
-                at: operation
-                    .map(Position::Operation)
-                    .or(hold_step.map(Position::HoldStep)),
-            },
+            } => {
+                Refusal::from_bound_reason(&reason).ok_or_else(corrupt)?;
+                let at = operation.map(Position::Operation);
+                let at = at.or(hold_step.map(Position::HoldStep));
+                StoredOutcome::Refused { reason, at }
+            }
             Outcome::Hold { hold, operation_id } => StoredOutcome::Hold {
                 hold: (*hold).try_into()?,
                 operation_id: some_id(operation_id),
@@ -420,10 +429,9 @@ impl AnswerRow {
                     .into_iter()
                     .map(|outcome| match outcome {
                         (Some(id), _) => Ok(Ok(id.into())),
-                        (None, Some(reason)) => Ok(Err(StoredRefusal {
-                            reason,
-                            text: String::new(),
-                        })),
+                        (None, Some(reason)) => stored_refusal(reason, String::new())
+                            .map(Err)
+                            .ok_or_else(corrupt),
                         (None, None) => Err(corrupt()),
                     })
                     .collect::<Result<_, _>>()?,
@@ -432,10 +440,12 @@ impl AnswerRow {
                 outcomes
                     .into_iter()
                     .map(|item| match item {
-                        Item::Made(id) => Ok(id.into()),
-                        Item::Refused(reason, text) => Err(StoredRefusal { reason, text }),
+                        Item::Made(id) => Ok(Ok(id.into())),
+                        Item::Refused(reason, text) => {
+                            stored_refusal(reason, text).map(Err).ok_or_else(corrupt)
+                        }
                     })
-                    .collect(),
+                    .collect::<Result<_, _>>()?,
             ),
             Outcome::SubAccount(id) => StoredOutcome::SubAccount(id.into()),
             Outcome::Limit(limit) => StoredOutcome::Limit(limit.try_into()?),

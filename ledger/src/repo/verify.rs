@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Connection, Database, Encode, Executor, FromRow, IntoArguments, Type};
 
 use super::{
-    audit::{SealedOperation, SealedPosting},
+    audit::{RecordRow, SealedOperation, SealedPosting},
     dialect::Dialect,
     rows,
 };
@@ -96,6 +96,28 @@ impl HoldState {
     }
 }
 
+/// Selects the first operation with a contradiction. Status: 5 PROCESSING, 6 ONCHAIN_SUBMITTED, 7
+/// FINALIZED, 9 FAILED, 10 SETTLED. A reversal fails an open operation; a final one stays final.
+const CONTRADICTORY_OPERATION: &str = "SELECT operation_id, differs, CAST(status AS BIGINT) FROM (\
+     SELECT o.operation_id, o.status, o.created_at_us, CASE \
+     WHEN o.status NOT IN (5, 6, 7, 9, 10) THEN 'status that no operation has' \
+     WHEN (o.status = 7) <> (o.finalized_at_us IS NOT NULL) THEN 'status and time of finality' \
+     WHEN o.finalized_at_us < o.created_at_us THEN 'time of finality before the creation' \
+     WHEN o.status = 10 AND o.awaits_chain THEN 'status and chain step' \
+     WHEN o.status IN (5, 6) AND NOT o.awaits_chain THEN 'status and chain step' \
+     WHEN o.status = 5 AND o.tx_hash IS NOT NULL THEN 'status and transaction' \
+     WHEN o.status = 6 AND o.tx_hash IS NULL THEN 'status and transaction' \
+     WHEN o.status = 9 AND o.reversed_by IS NULL THEN 'status and reversing operation' \
+     WHEN o.status IN (5, 6, 10) AND o.reversed_by IS NOT NULL THEN 'status and reversing operation' \
+     WHEN o.reversed_by IS NOT NULL AND (r.reverses IS NULL OR r.reverses <> o.operation_id) \
+     THEN 'reversed and reversing operation' \
+     WHEN o.reverses IS NOT NULL AND (f.reversed_by IS NULL OR f.reversed_by <> o.operation_id) \
+     THEN 'reversed and reversing operation' \
+     END AS differs FROM operations o \
+     LEFT JOIN operations r ON r.operation_id = o.reversed_by \
+     LEFT JOIN operations f ON f.operation_id = o.reverses) checked \
+     WHERE differs IS NOT NULL ORDER BY created_at_us, operation_id LIMIT 1";
+
 /// (operation, posting, sub-account). Operation and posting are `None` if the wrong link is
 /// `sub_accounts.last_posting`.
 pub type BrokenLink = (Option<String>, Option<String>, String);
@@ -121,6 +143,9 @@ pub trait LedgerSnapshot: Send {
     /// The first operation without a block, or with a block outside 1 to the last block of
     /// `audit_blocks`: (operation, block).
     async fn operation_without_block(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
+    /// The first operation whose mutable columns contradict one another, or the operation that it
+    /// reverses or that reverses it: (operation, what contradicts, status).
+    async fn contradictory_operation(&mut self) -> Result<Option<(String, String, i64)>, Error>;
     /// The first posting that references a missing row: (operation, posting, id of the missing
     /// sub-account or hold, or `operation`).
     async fn dangling_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
@@ -137,6 +162,8 @@ pub trait LedgerSnapshot: Send {
     async fn fill_temp_tables(&mut self) -> Result<(), Error>;
     /// Holds after `after`.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
+    /// Audit records after `after`.
+    async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
 
@@ -216,6 +243,8 @@ where
     for<'r> SubAccountState: FromRow<'r, DB::Row>,
     for<'r> HoldState: FromRow<'r, DB::Row>,
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
+    for<'r> (String, String, i64): FromRow<'r, DB::Row>,
+    for<'r> RecordRow: FromRow<'r, DB::Row>,
 {
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
@@ -282,6 +311,11 @@ where
         )
         .fetch_optional(&mut self.0)
         .await?)
+    }
+
+    async fn contradictory_operation(&mut self) -> Result<Option<(String, String, i64)>, Error> {
+        let query = sqlx::query_as(CONTRADICTORY_OPERATION);
+        Ok(query.fetch_optional(&mut self.0).await?)
     }
 
     async fn dangling_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
@@ -371,6 +405,12 @@ where
         .bind(PAGE)
         .fetch_all(&mut self.0)
         .await?)
+    }
+
+    async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error> {
+        let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
+        let query = sqlx::query_as(sql).bind(after).bind(PAGE);
+        Ok(query.fetch_all(&mut self.0).await?)
     }
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {

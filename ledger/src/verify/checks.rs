@@ -2,9 +2,9 @@
 
 use super::Fault;
 use crate::{
-    audit::{self, Head},
+    audit::{self, Hash, Head},
     model::HoldStatus,
-    repo::{BlockRow, HoldState, SubAccountState},
+    repo::{BlockRow, HoldState, RecordRow, SubAccountState},
 };
 
 /// Checks that a block follows the one before it.
@@ -24,6 +24,30 @@ pub fn follows(head: Option<&Head>, row: &BlockRow) -> Option<Fault> {
     let is_first_changed = number == 0 && row.hash != [0; 32];
     is_first_changed
         .then(|| Fault::in_block(0, "hash", audit::hex(&[0; 32]), audit::hex(&row.hash)))
+}
+
+/// Checks that an audit record follows the one before it (sequence, hash) and matches its hash.
+pub fn audit_record((last, previous): (i64, Hash), row: &RecordRow) -> Option<Fault> {
+    let number = last + 1;
+    let fault = |differs: &str, expected: String, found: String| {
+        Some(Fault {
+            audit_record: Some(number),
+            ..Fault::new(differs, expected, found)
+        })
+    };
+    if row.sequence != number {
+        return fault("audit record", number.to_string(), "none".to_owned());
+    }
+    if row.previous_hash != previous {
+        let found = audit::hex(&row.previous_hash);
+        return fault("previous hash", audit::hex(&previous), found);
+    }
+    let hash = row.record().hash(&previous);
+    if row.hash != hash {
+        let differs = "hash (the record was changed)";
+        return fault(differs, audit::hex(&row.hash), audit::hex(&hash));
+    }
+    None
 }
 
 pub fn subaccount(row: &SubAccountState) -> Option<Fault> {

@@ -14,6 +14,7 @@ pub struct Verified {
     pub sub_accounts: u64,
     pub holds: u64,
     pub instruments: u64,
+    pub audit_records: u64,
     /// Hash of the last verified block, in hex.
     pub head: String,
     /// `None`: all records are valid.
@@ -35,6 +36,8 @@ pub struct Fault {
     pub hold_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instrument_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_record: Option<i64>,
     /// The differing property, as text.
     pub differs: String,
     /// Amounts in minor units.
@@ -74,6 +77,9 @@ impl fmt::Display for Fault {
         if let Some(block) = self.block {
             write!(f, "block {block}, ")?;
         }
+        if let Some(record) = self.audit_record {
+            write!(f, "audit record {record}, ")?;
+        }
         for (name, id) in [
             ("operation", &self.operation_id),
             ("posting", &self.posting_id),
@@ -101,6 +107,7 @@ impl fmt::Display for Verified {
         writeln!(f, "sub-accounts: {}", self.sub_accounts)?;
         writeln!(f, "holds: {}", self.holds)?;
         writeln!(f, "instruments: {}", self.instruments)?;
+        writeln!(f, "audit records: {}", self.audit_records)?;
         writeln!(f, "head: {}", self.head)?;
         match &self.fault {
             Some(fault) => writeln!(f, "first bad record: {fault}"),

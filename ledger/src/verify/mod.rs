@@ -5,11 +5,14 @@
 //! - The operations and postings of each block are complete, in order, and match its hash.
 //! - Each posting follows the previous one on both of its sub-accounts.
 //! - No operation or posting is outside the chain.
+//! - Status, finality, transaction and reversal of every operation agree with one another. The
+//!   chain does not seal them.
 //! - Balance, version, held and unsettled of every sub-account match its postings and holds.
 //! - The user index of operations is complete, and each link of a posting leads to the previous
 //!   one.
 //! - Every hold satisfies its equation, and postings that name it paid its consumed amount.
 //! - The balances of every instrument sum to zero.
+//! - The audit records form a chain, and each matches its hash.
 //!
 //! A hash mismatch names only the block, so a posting that does not follow the previous one is
 //! reported first. Memory: a page of rows and the last balances of [`BALANCES_MAX`] sub-accounts;
@@ -25,6 +28,7 @@ pub use found::{Fault, Verified};
 use crate::{
     Error, LedgerConfig,
     audit::{self, Hash, Head, Sealer},
+    model::OperationStatus,
     repo::{self, BlockRow, LedgerSnapshot, SealedOperation, SealedPosting},
 };
 use async_recursion::async_recursion as boxed;
@@ -90,6 +94,7 @@ impl Check {
             return Ok(Some(fault));
         }
         stop!(self.unsealed().await?);
+        stop!(self.states().await?);
         stop!(self.subaccounts().await?);
         stop!(self.links().await?);
         stop!(self.holds().await?);
@@ -102,7 +107,23 @@ impl Check {
                 }));
             }
         }
-        Ok(None)
+        self.records().await
+    }
+
+    async fn records(&mut self) -> Found {
+        let mut last = (0, [0; 32]);
+        loop {
+            let page = self.snapshot.audit_records(last.0).await?;
+            if page.is_empty() {
+                return Ok(None);
+            }
+            for row in &page {
+                stop!(checks::audit_record(last, row));
+                self.done.audit_records += 1;
+                let hash = Hash::try_from(row.hash.as_slice()).unwrap_or_default();
+                last = (row.sequence, hash);
+            }
+        }
     }
 
     async fn chain(&mut self) -> Found {
@@ -302,6 +323,15 @@ impl Check {
         }))
     }
 
+    /// Checks the mutable columns of operations.
+    async fn states(&mut self) -> Found {
+        let found = self.snapshot.contradictory_operation().await?;
+        Ok(found.map(|(operation_id, differs, status)| Fault {
+            operation_id: Some(operation_id),
+            ..Fault::new(differs, "agreeing columns", status_text(status))
+        }))
+    }
+
     /// Checks that the user index of operations is complete and that links lead to the previous
     /// posting.
     async fn links(&mut self) -> Found {
@@ -356,6 +386,13 @@ impl Check {
             }
         }
     }
+}
+
+fn status_text(code: i64) -> String {
+    let status = i32::try_from(code)
+        .ok()
+        .and_then(OperationStatus::from_code);
+    status.map_or_else(|| code.to_string(), |status| status.as_str().to_owned())
 }
 
 /// Reads operations in chain order, page by page.

@@ -332,6 +332,251 @@ async fn r215_changed_balances_and_holds_are_named() {
     );
 }
 
+/// The chain seals what never changes. What changes is compared within the rows.
+// rows: R215
+#[tokio::test]
+async fn r215_a_changed_state_of_an_operation_is_named() {
+    let story = story().await;
+    let [first, second] = [operation_of(&story.twins[0]), operation_of(&story.twins[1])];
+    let mut client = story.world.client.clone();
+    let end = FinalizeOperationRequest {
+        context: write("end"),
+        operation_id: first.clone(),
+        ..Default::default()
+    };
+    client.finalize_operation(end).await.unwrap();
+    assert_eq!(verify(&story.world.config()).await.unwrap().fault, None);
+    // The flag of the chain step is sealed.
+    let flag = format!("UPDATE operations SET awaits_chain = TRUE WHERE operation_id = '{first}'");
+    assert_eq!(tampered(&story.world, &[&flag]).await.block, Some(3));
+    // Either side of a reversal may be named.
+    let reversal = "reversed and reversing operation";
+    for (of, change, differs) in [
+        (&first, "status = 10", "status and time of finality"),
+        (&first, "status = 5", "status and time of finality"),
+        (
+            &first,
+            "finalized_at_us = 1",
+            "time of finality before the creation",
+        ),
+        (&first, "status = 8", "status that no operation has"),
+        (&second, "status = 10", "status and reversing operation"),
+        (&second, "status = 10, reversed_by = NULL", reversal),
+        (&second, "reversed_by = operation_id", reversal),
+    ] {
+        let sql = format!("UPDATE operations SET {change} WHERE operation_id = '{of}'");
+        let fault = tampered(&story.world, &[&sql]).await;
+        assert_eq!(fault.differs, differs, "{fault}");
+        if differs != reversal {
+            assert_eq!(fault.operation_id.as_ref(), Some(of), "{fault}");
+        }
+    }
+}
+
+/// Every audit record, newest first, in pages of two.
+async fn records(world: &World, actor: &str, object_id: &str) -> Vec<AuditRecord> {
+    let mut auditor = world.as_caller("sandbox.auditor");
+    let (mut found, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListAuditRecordsRequest {
+            actor: actor.to_owned(),
+            object_id: object_id.to_owned(),
+            pagination: Some(proto::common::v1::PaginationRequest {
+                page_size: 2,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let page = auditor.list_audit_records(request).await.unwrap();
+        let page = page.into_inner();
+        found.extend(page.records);
+        page_token = page.pagination.unwrap().next_page_token;
+        if page_token.is_empty() {
+            return found;
+        }
+    }
+}
+
+/// What persons do, beside what services do, which has no record.
+async fn staff_acts(world: &World) -> String {
+    let mut compliance = world.as_caller("sandbox.compliance");
+    let freeze = |key: &str, status: SubAccountStatus| SetSubAccountStatusRequest {
+        context: write(key),
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+        status: status.into(),
+        reason: "letter 7".to_owned(),
+    };
+    let frozen = freeze("freeze", SubAccountStatus::Frozen);
+    for _ in 0..2 {
+        // The repeat is answered from the store.
+        let done = compliance.set_sub_account_status(frozen.clone()).await;
+        done.unwrap();
+    }
+    let mut service = world.client.clone();
+    let thaw = freeze("thaw", SubAccountStatus::Active);
+    service.set_sub_account_status(thaw).await.unwrap();
+    let limit = SetVelocityLimitRequest {
+        context: write("limit"),
+        limit: Some(VelocityLimit {
+            limit_id: "daily".to_owned(),
+            instrument_id: RUB.to_owned(),
+            side: PostingSide::Debit.into(),
+            window_seconds: 60,
+            amount: amount(RUB, "900").unwrap().amount,
+            ..Default::default()
+        }),
+        reason: "test".to_owned(),
+    };
+    compliance.set_velocity_limit(limit).await.unwrap();
+    let mut operator = world.as_caller("sandbox.operator");
+    let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+    let paid = operation(OperationType::Payment, "u1", "by-hand", &legs);
+    let paid = operator.create_operation(paid).await.unwrap();
+    let paid = paid.into_inner().operation.unwrap().operation_id;
+    let poor = [("u1:CFA-RUB", "u2:CFA-RUB", "100000", RUB)];
+    let poor = operation(OperationType::Payment, "u1", "poor", &poor);
+    operator.create_operation(poor).await.unwrap_err();
+    let end = FinalizeOperationRequest {
+        context: write("end"),
+        operation_id: paid.clone(),
+        ..Default::default()
+    };
+    operator.finalize_operation(end).await.unwrap();
+    paid
+}
+
+// rows: R215 R339
+#[tokio::test]
+async fn r215_what_persons_do_is_recorded_once_in_a_chain_and_listed() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let paid = staff_acts(&world).await;
+    let all = records(&world, "", "").await;
+    let seen: Vec<_> = all
+        .iter()
+        .rev()
+        .map(|one| {
+            let change = (one.before.as_str(), one.after.as_str());
+            (one.action.as_str(), one.object_id.as_str(), change)
+        })
+        .collect();
+    let limit = "every user, any account, debits at most 900.00 CFA-RUB in 60 s, all types";
+    assert_eq!(
+        seen,
+        [
+            ("subaccount.status", "u1:CFA-RUB", ("ACTIVE", "FROZEN")),
+            ("subaccount.status", "u1:CFA-RUB", ("FROZEN", "ACTIVE")),
+            ("limit.set", "daily", ("", limit)),
+            ("operation.created", paid.as_str(), ("", "PAYMENT SETTLED")),
+            (
+                "operation.finalized",
+                paid.as_str(),
+                ("SETTLED", "FINALIZED")
+            ),
+        ]
+    );
+    let first = all.last().unwrap();
+    assert_eq!((first.sequence, first.reason.as_str()), (1, "letter 7"));
+    assert_eq!(first.previous_hash, "0".repeat(64));
+    assert!(!first.actor.is_empty() && !first.request_id.is_empty());
+    assert_eq!(first.correlation_id, "corr-freeze");
+    assert!(
+        all.windows(2)
+            .all(|two| two[0].previous_hash == two[1].hash)
+    );
+    assert_eq!(records(&world, "", &paid).await, all[..2]);
+    let of_compliance = records(&world, &first.actor, "").await;
+    let sequences: Vec<_> = of_compliance.iter().map(|one| one.sequence).collect();
+    assert_eq!(sequences, [3, 1]);
+    // The chain continues after a restart.
+    let world = world.restart().await;
+    let verified = verify(&world.config()).await.unwrap();
+    assert_eq!((verified.fault, verified.audit_records), (None, 5));
+    staff_acts_after_restart(&world).await;
+}
+
+async fn staff_acts_after_restart(world: &World) {
+    let mut operator = world.as_caller("sandbox.operator");
+    let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+    let paid = operation(OperationType::Payment, "u1", "later", &legs);
+    operator.create_operation(paid).await.unwrap();
+    let all = records(world, "", "").await;
+    assert_eq!(all[0].sequence, 6);
+    assert_eq!(all[0].previous_hash, all[1].hash);
+    assert_eq!(verify(&world.config()).await.unwrap().fault, None);
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_a_changed_audit_record_is_named() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    staff_acts(&world).await;
+    for column in [
+        "actor",
+        "action",
+        "object_id",
+        "before",
+        "after",
+        "reason",
+        "request_id",
+        "correlation_id",
+    ] {
+        let sql = format!("UPDATE audit_records SET {column} = 'x' WHERE sequence = 3");
+        let fault = tampered(&world, &[&sql]).await;
+        assert_eq!(fault.audit_record, Some(3), "{fault}");
+        assert!(fault.differs.starts_with("hash"), "{fault}");
+    }
+    for (sql, at, differs) in [
+        (
+            "UPDATE audit_records SET at_us = at_us + 1 WHERE sequence = 2",
+            2,
+            "hash (the record was changed)",
+        ),
+        (
+            "UPDATE audit_records SET hash = zeroblob(32) WHERE sequence = 2",
+            2,
+            "hash (the record was changed)",
+        ),
+        (
+            "UPDATE audit_records SET previous_hash = zeroblob(32) WHERE sequence = 2",
+            2,
+            "previous hash",
+        ),
+        (
+            "DELETE FROM audit_records WHERE sequence = 4",
+            4,
+            "audit record",
+        ),
+    ] {
+        let fault = tampered(&world, &[sql]).await;
+        assert_eq!(
+            (fault.audit_record, fault.differs.as_str()),
+            (Some(at), differs),
+            "{fault}"
+        );
+    }
+    let rows = world.rows().await;
+    for (sql, text) in [
+        (
+            "UPDATE audit_records SET actor = 'x'",
+            "audit records never change",
+        ),
+        (
+            "DELETE FROM audit_records",
+            "audit records are never deleted",
+        ),
+        (
+            "INSERT INTO audit_records VALUES (9, 0, '', '', '', '', '', '', '', '', zeroblob(32), zeroblob(32))",
+            "an audit record follows the last one",
+        ),
+    ] {
+        let error = rows.tamper(sql).await.unwrap_err();
+        assert!(error.to_string().contains(text), "{sql}: {error}");
+    }
+    rows.close().await;
+}
+
 /// SQLite only: there statements follow links between postings, and operations of users have their
 /// own index.
 // rows: R215 R194

@@ -2,6 +2,7 @@
 
 use proto::{
     common::v1::{OperationStatus, OperationType},
+    convert::to_timestamp_us,
     ledger::v1::{hold_step::Step, *},
 };
 use tonic::Code;
@@ -214,7 +215,7 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
     let finalize = FinalizeOperationsRequest {
         context: write("f1"),
         operation_ids: ids(&answer),
-        onchain_tx_hash: "0xT1".to_owned(),
+        onchain_tx_hash: tx_hash("t1"),
     };
     let moved = world
         .client
@@ -247,8 +248,8 @@ async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
         .operation
         .unwrap();
     assert_eq!(
-        (operation.status(), operation.onchain_tx_hash.as_deref()),
-        (OperationStatus::Finalized, Some("0xt1"))
+        (operation.status(), operation.onchain_tx_hash),
+        (OperationStatus::Finalized, Some(tx_hash("t1")))
     );
     world.assert_books_balance().await;
 }
@@ -898,6 +899,108 @@ async fn consumed_child_hold_may_grow_and_ended_hold_returns_zero() {
     );
     assert_eq!(world.get_hold("late").await.status(), HoldStatus::Released);
     world.assert_books_balance().await;
+}
+
+// rows: R200 R214
+/// A batch derives from a log and cannot be changed: a step without an amount must do nothing on a
+/// hold that expired before the batch came, or the source stops for ever.
+#[tokio::test]
+async fn a_step_without_an_amount_does_nothing_on_an_expired_hold() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let mut pool = Hold {
+        hold_id: "pool".to_owned(),
+        owner: "market".to_owned(),
+        ..new_hold("u1", RUB, "10")
+    };
+    pool.expires_at = Some(to_timestamp_us(START_US + 1_000_000));
+    world.open_hold("pool", pool).await.unwrap();
+    let mut client = world.client.clone();
+    let steps = vec![split("pool", "child", "3", RUB, 0)];
+    let made = client.create_operations(batch("node-1", 1, 1, vec![], steps));
+    made.await.unwrap();
+    world.clock.advance_us(1_000_000);
+    let shrink = |value: Option<&str>| HoldStep {
+        step: Some(Step::Shrink(ShrinkHold {
+            hold_id: "pool".to_owned(),
+            amount: value.and_then(|value| amount(RUB, value)),
+            reason: "Hold closed".to_owned(),
+        })),
+        before_operation: 0,
+    };
+    // The batch itself finds the holds expired, the next one after it.
+    for sequence in [2, 3] {
+        let steps = vec![shrink(None), return_to_parent_of("child", None, 0)];
+        let legs = [(RESERVE, "u2:CFA-RUB", "1", RUB)];
+        let paid = item(OperationType::Deposit, "u2", &fresh(), &legs);
+        let sent = batch("node-1", sequence, sequence, vec![paid], steps);
+        client.create_operations(sent).await.unwrap();
+        assert_eq!(world.get_hold("pool").await.status(), HoldStatus::Expired);
+        assert_eq!(world.get_hold("child").await.status(), HoldStatus::Expired);
+    }
+    // With an amount the step is a claim on the hold, and is refused.
+    let answer = client
+        .create_operations(batch("node-1", 4, 4, vec![], vec![shrink(Some("1"))]))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["10.00", "0.00", "0.00", "10.00"]
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R214
+/// A stored refusal with an unknown reason is a damaged row: an error, never another refusal.
+#[tokio::test]
+async fn r214_a_damaged_stored_refusal_is_an_error() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "1").await;
+    let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "5", RUB)];
+    let alone = operation(OperationType::Payment, "u1", "poor", &legs);
+    let answer = { world.client.clone() }
+        .create_operation(alone.clone())
+        .await;
+    assert_eq!(answer.unwrap_err().message(), "Insufficient balance");
+    let several = CreateOperationsRequest {
+        context: write("batch"),
+        operations: vec![item(OperationType::Payment, "u1", "poor-too", &legs)],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    let answer = { world.client.clone() }
+        .create_operations(several.clone())
+        .await;
+    answer.unwrap();
+
+    let rows = world.rows().await;
+    let sql = "UPDATE answers SET outcome = REPLACE(outcome, 'INSUFFICIENT_BALANCE', 'NO_SUCH_REASON') \
+               WHERE idempotency_key IN ('poor', 'batch')";
+    assert_eq!(rows.tamper(sql).await.unwrap(), 2);
+    rows.close().await;
+    let world = world.restart().await;
+    let mut client = world.client.clone();
+    let status = client.create_operation(alone).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    let status = client.create_operations(several).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    // The same operation in another batch reads the damaged refusal of its own key.
+    let other = CreateOperationsRequest {
+        context: write("other"),
+        operations: vec![item(OperationType::Payment, "u1", "poor", &legs)],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    let status = client.create_operations(other).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    // Other writes continue.
+    world.fund("u1", RUB, "1").await;
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "2.00");
 }
 
 /// A batch of a size that settlement uses. This is no measurement.

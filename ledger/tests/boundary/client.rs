@@ -114,7 +114,7 @@ async fn r037_the_ledger_client_has_every_call_that_its_peers_need() {
 
     let ids = [operation_id.clone()];
     client
-        .finalize(&context, "final-1", &ids, "0x01")
+        .finalize(&context, "final-1", &ids, &tx_hash("k1"))
         .await
         .unwrap();
     let status = client.operation_status(&context, &operation_id).await;

@@ -378,9 +378,9 @@ async fn r336_events_wait_while_the_store_is_locked() {
     rows.close().await;
 }
 
-async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {
+async fn receipt(world: &World, name: &str, status: ReceiptStatus) {
     let event = TransactionReceiptReadyEvent {
-        tx_hash: tx_hash.to_owned(),
+        tx_hash: tx_hash(name),
         status: status as i32,
         ..Default::default()
     };
@@ -388,13 +388,13 @@ async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {
         .publish(
             topics::CHAIN,
             "dfa.chain.v1.TransactionReceiptReadyEvent",
-            tx_hash,
+            name,
             &event,
         )
         .await;
 }
 
-fn submitted(user: &str, key: &str, tx_hash: &str) -> CreateOperationRequest {
+fn submitted(user: &str, key: &str, name: &str) -> CreateOperationRequest {
     let legs: [Leg; 1] = [(
         "system:reserve:CFA-RUB",
         &format!("{user}:CFA-RUB"),
@@ -404,7 +404,7 @@ fn submitted(user: &str, key: &str, tx_hash: &str) -> CreateOperationRequest {
     let mut request = operation(OperationType::Deposit, user, key, &legs);
     let operation = request.operation.as_mut().unwrap();
     operation.awaits_chain = true;
-    operation.onchain_tx_hash = Some(tx_hash.to_owned());
+    operation.onchain_tx_hash = Some(tx_hash(name));
     request
 }
 
@@ -415,7 +415,7 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
     let created = world
         .client
         .clone()
-        .create_operation(submitted("u1", "k1", "0xAA"))
+        .create_operation(submitted("u1", "k1", "aa"))
         .await
         .unwrap()
         .into_inner();
@@ -423,7 +423,7 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
         created.operation.unwrap().status(),
         OperationStatus::OnchainSubmitted
     );
-    receipt(&world, "0xaa", ReceiptStatus::Success).await;
+    receipt(&world, "aa", ReceiptStatus::Success).await;
     let done = only(
         &world,
         "u1",
@@ -436,10 +436,10 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
     world
         .client
         .clone()
-        .create_operation(submitted("u2", "k2", "0xbb"))
+        .create_operation(submitted("u2", "k2", "bb"))
         .await
         .unwrap();
-    receipt(&world, "0xbb", ReceiptStatus::Reverted).await;
+    receipt(&world, "bb", ReceiptStatus::Reverted).await;
     let failed = eventually(|| async {
         find(&world, "u2", OperationType::Deposit)
             .await
@@ -463,12 +463,12 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
             .any(|op| op.reverses_operation_id.as_deref() == Some(failed.operation_id.as_str()))
     );
     // T30: a receipt for an unknown operation is parked until the operation is created.
-    receipt(&world, "0xcc", ReceiptStatus::Success).await;
-    receipt(&world, "0xdd", ReceiptStatus::Success).await;
+    receipt(&world, "cc", ReceiptStatus::Success).await;
+    receipt(&world, "dd", ReceiptStatus::Success).await;
     world
         .client
         .clone()
-        .create_operation(submitted("u4", "k4", "0xdd"))
+        .create_operation(submitted("u4", "k4", "dd"))
         .await
         .unwrap();
     only(
@@ -481,7 +481,7 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
     let late = world
         .client
         .clone()
-        .create_operation(submitted("u3", "k3", "0xcc"))
+        .create_operation(submitted("u3", "k3", "cc"))
         .await
         .unwrap()
         .into_inner();

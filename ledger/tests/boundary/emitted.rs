@@ -37,7 +37,7 @@ async fn r222_operation_emits_itself_its_postings_and_both_balances() {
     let finalize = FinalizeOperationRequest {
         context: write("f1"),
         operation_id: operation.operation_id.clone(),
-        onchain_tx_hash: "0x01".to_owned(),
+        onchain_tx_hash: tx_hash("t1"),
     };
     world
         .client

@@ -19,7 +19,7 @@ use crate::rows::{Database, Rows};
 pub type Client = LedgerServiceClient<rpc::Channel>;
 pub type Answer<T> = Result<Response<T>, Status>;
 
-pub use testkit::messages::{amount, context as write, fresh};
+pub use testkit::messages::{amount, context as write, fresh, tx_hash};
 pub use testkit::{PATIENCE, eventually};
 
 pub const START_US: i64 = 1_780_000_000_000_000;

@@ -355,10 +355,10 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
     world.assert_books_balance().await;
 }
 
-/// A subscription is an offer that its holder may withdraw. So a limit applies to an issue that a
-/// hold pays for.
+/// An offer is one that its user may withdraw. So a limit applies to an issue that a hold pays for,
+/// and to units redeemed out of a hold.
 #[tokio::test]
-async fn r237_an_issue_is_not_paid_from_a_hold_beyond_a_limit() {
+async fn r237_an_offer_is_not_used_beyond_a_limit() {
     let world = world().await;
     let hold = world.open_hold(&fresh(), new_hold("u1", RUB, "150")).await;
     let hold = hold.unwrap().into_inner().hold.unwrap();
@@ -376,6 +376,16 @@ async fn r237_an_issue_is_not_paid_from_a_hold_beyond_a_limit() {
         ["1000.00", "150.00", "0.00", "850.00"]
     );
     pay_by(Payment).await.unwrap();
+
+    world.fund("u1", BOND, "10").await;
+    let offered = world.hold("u1", BOND, "5").await;
+    let mut units = limit("units", PostingSide::Debit, "4");
+    units.instrument_id = BOND.to_owned();
+    put(&world, units).await;
+    let legs = [("u1:BOND-1", "system:reserve:BOND-1", "5", BOND)];
+    let mut request = operation(OperationType::Redemption, "u1", &fresh(), &legs);
+    request.postings[0].hold_id = Some(offered.hold_id);
+    limited(world.client.clone().create_operation(request).await);
     world.assert_books_balance().await;
 }
 

@@ -710,6 +710,7 @@ async fn as_of_an_older_release(rows: &Rows) {
         "ALTER TABLE sub_accounts DROP COLUMN last_posting",
         "DROP TABLE operations_of_users",
         "DROP TABLE operations_listed",
+        "DROP TABLE audit_records",
         "CREATE INDEX operations_by_user ON operations (user_id, created_at_us)",
         "DROP INDEX holds_by_user",
         "DROP INDEX holds_active_by_time",
@@ -722,7 +723,7 @@ async fn as_of_an_older_release(rows: &Rows) {
     ];
     rows.tamper(&statements.join(";")).await.unwrap();
     let sql = "DELETE FROM _sqlx_migrations WHERE version >= 3";
-    assert_eq!(rows.tamper(sql).await.unwrap(), 4);
+    assert_eq!(rows.tamper(sql).await.unwrap(), 5);
 }
 
 // rows: R197 R237
@@ -881,7 +882,9 @@ async fn r216_reversal_mirrors_the_postings_once() {
     );
     // A reversed final operation stays final. A reversal cannot debit money that is spent.
     let spent = world.fund("u1", RUB, "10").await;
-    finalize(&world, &spent.operation_id, "0xA1").await.unwrap();
+    finalize(&world, &spent.operation_id, &tx_hash("a1"))
+        .await
+        .unwrap();
     let request = operation(
         OperationType::Payment,
         "u1",
@@ -924,12 +927,12 @@ async fn r216_reversal_mirrors_the_postings_once() {
 async fn finalize(
     world: &World,
     operation_id: &str,
-    tx_hash: &str,
+    onchain_tx_hash: &str,
 ) -> Answer<FinalizeOperationResponse> {
     let request = FinalizeOperationRequest {
         context: write(&fresh()),
         operation_id: operation_id.to_owned(),
-        onchain_tx_hash: tx_hash.to_owned(),
+        onchain_tx_hash: onchain_tx_hash.to_owned(),
     };
     world.client.clone().finalize_operation(request).await
 }
@@ -946,7 +949,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         onchain_tx_hash: String::new(),
     };
     let mut sent = Vec::new();
-    for (key, tx_hash) in [("k1", None), ("k2", Some("0xaa"))] {
+    for (key, sent_as) in [("k1", None), ("k2", Some("aa"))] {
         let mut request = operation(
             OperationType::TradeBuy,
             "u1",
@@ -956,11 +959,11 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         request.postings[0].unsettled = true;
         let of = request.operation.as_mut().unwrap();
         of.awaits_chain = true;
-        of.onchain_tx_hash = tx_hash.map(str::to_owned);
+        of.onchain_tx_hash = sent_as.map(tx_hash);
         let made = world.client.clone().create_operation(request).await;
         sent.push(made.unwrap().into_inner().operation.unwrap().operation_id);
     }
-    let text = "Operation is in flight to the chain, only the service that sent it may end it";
+    let text = "Operation is in flight to the chain, only a service may end it";
     let precondition = Code::FailedPrecondition;
     for id in &sent {
         let answer = operator.finalize_operation(end(id)).await;
@@ -978,7 +981,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         ["20.00", "0.00", "20.00", "0.00"]
     );
     // The service ends both operations. After that staff may reverse the final one.
-    finalize(&world, &sent[0], "0xbb").await.unwrap();
+    finalize(&world, &sent[0], &tx_hash("bb")).await.unwrap();
     let undone = reversal("by-service", &sent[1]);
     world
         .client
@@ -994,6 +997,76 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
     let plain = world.fund("u3", RUB, "1").await;
     let plain = reversal("plain", &plain.operation_id);
     operator.reverse_operation(plain).await.unwrap();
+    world.assert_books_balance().await;
+}
+
+// rows: R216 R329
+#[tokio::test]
+async fn r216_a_person_makes_nothing_final_that_the_chain_confirms() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let mut operator = world.as_caller("sandbox.operator");
+    let end = |id: &str, onchain_tx_hash: String| FinalizeOperationRequest {
+        context: write(&fresh()),
+        operation_id: id.to_owned(),
+        onchain_tx_hash,
+    };
+    // Posted without awaiting the chain, as the CFA service does; its event makes them final.
+    let text = "Operation is in flight to the chain, only a service may end it";
+    for kind in [
+        OperationType::Deposit,
+        OperationType::P2pTransfer,
+        OperationType::Issuance,
+        OperationType::Redemption,
+        OperationType::TradeBuy,
+        OperationType::TradeSell,
+    ] {
+        let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+        let made = { world.client.clone() }
+            .create_operation(operation(kind, "u1", &fresh(), &legs))
+            .await;
+        let id = made.unwrap().into_inner().operation.unwrap().operation_id;
+        for hash in [String::new(), tx_hash("invented")] {
+            let answer = operator.finalize_operation(end(&id, hash)).await;
+            refused(answer, Code::FailedPrecondition, "OPERATION_STATUS", text);
+        }
+        finalize(&world, &id, "").await.unwrap();
+    }
+    // A payment is never on chain: a person may make it final, but names no transaction.
+    let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+    let paid = operation(OperationType::Payment, "u1", &fresh(), &legs);
+    let paid = { world.client.clone() }.create_operation(paid).await;
+    let paid = paid.unwrap().into_inner().operation.unwrap().operation_id;
+    let answer = operator
+        .finalize_operation(end(&paid, tx_hash("invented")))
+        .await;
+    refused(
+        answer,
+        Code::InvalidArgument,
+        "INVALID_ARGUMENT",
+        "onchain_tx_hash: must be empty: the operation has no transaction on chain",
+    );
+    let answer = operator.finalize_operation(end(&paid, String::new())).await;
+    let done = answer.unwrap().into_inner().operation.unwrap();
+    assert_eq!(done.status(), OperationStatus::Finalized);
+    assert_eq!(done.onchain_tx_hash, None);
+    // A service names the transaction of an operation that awaits the chain.
+    let mut awaited = operation(OperationType::TradeBuy, "u1", &fresh(), &legs);
+    awaited.operation.as_mut().unwrap().awaits_chain = true;
+    let awaited = { world.client.clone() }.create_operation(awaited).await;
+    let awaited = awaited.unwrap().into_inner().operation.unwrap();
+    refused(
+        finalize(&world, &awaited.operation_id, "").await,
+        Code::InvalidArgument,
+        "INVALID_ARGUMENT",
+        "onchain_tx_hash: must be given: the operation has a transaction on chain",
+    );
+    let hash = tx_hash("awaited");
+    finalize(&world, &awaited.operation_id, &hash)
+        .await
+        .unwrap();
+    let is = world.get_operation(&awaited.operation_id).await.operation;
+    assert_eq!(is.unwrap().onchain_tx_hash, Some(hash));
     world.assert_books_balance().await;
 }
 
@@ -1044,19 +1117,21 @@ async fn d18_status_and_unsettled_until_final() {
         "Insufficient balance",
     );
 
-    let answer = finalize(&world, &created.operation_id, "0xAB")
+    // The digits of a hash may be written in either case.
+    let upper = format!("0x{}", tx_hash("ab")[2..].to_ascii_uppercase());
+    let answer = finalize(&world, &created.operation_id, &upper)
         .await
         .unwrap();
     assert!(!is_replay(&answer));
     let operation = answer.into_inner().operation.unwrap();
     assert_eq!(operation.status(), OperationStatus::Finalized);
-    assert_eq!(operation.onchain_tx_hash.as_deref(), Some("0xab"));
+    assert_eq!(operation.onchain_tx_hash, Some(tx_hash("ab")));
     assert!(operation.finalized_at.is_some());
     assert_eq!(
         world.balance("u1:CFA-RUB").await,
         ["7.00", "0.00", "0.00", "7.00"]
     );
-    let again = finalize(&world, &created.operation_id, "0xab")
+    let again = finalize(&world, &created.operation_id, &tx_hash("ab"))
         .await
         .unwrap();
     assert!(is_replay(&again));
@@ -1064,14 +1139,14 @@ async fn d18_status_and_unsettled_until_final() {
         world.balance("u1:CFA-RUB").await,
         ["7.00", "0.00", "0.00", "7.00"]
     );
-    let answer = finalize(&world, &created.operation_id, "0xcd").await;
+    let answer = finalize(&world, &created.operation_id, &tx_hash("cd")).await;
     refused(
         answer,
         Code::FailedPrecondition,
         "OPERATION_STATUS",
         "Operation status does not allow this",
     );
-    let answer = finalize(&world, "nope", "0xab").await;
+    let answer = finalize(&world, "nope", &tx_hash("ab")).await;
     refused(
         answer,
         Code::NotFound,
@@ -1116,7 +1191,7 @@ async fn t21_bust_reverses_unsettled_credits() {
         world.balance("u1:CFA-RUB").await,
         ["3.00", "3.00", "0.00", "0.00"]
     );
-    let answer = finalize(&world, &created.operation_id, "0xab").await;
+    let answer = finalize(&world, &created.operation_id, &tx_hash("ab")).await;
     refused(
         answer,
         Code::FailedPrecondition,

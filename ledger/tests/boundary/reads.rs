@@ -303,7 +303,18 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    compliance
+    // Freezing takes one person, lifting the freeze two (D32).
+    let alone = compliance
+        .set_sub_account_status(set("s7", "u1:CFA-RUB", SubAccountStatus::Active))
+        .await;
+    refused(
+        alone,
+        Code::FailedPrecondition,
+        "APPROVAL_REQUIRED",
+        "This call needs an approval",
+    );
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved
         .set_sub_account_status(set("s3", "u1:CFA-RUB", SubAccountStatus::Active))
         .await
         .unwrap();
@@ -353,7 +364,7 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         );
     };
     closed(world.open_hold("h-late", new_hold("u3", RUB, "1")).await);
-    let answer = compliance
+    let answer = approved
         .set_sub_account_status(set("s6", "u3:CFA-RUB", SubAccountStatus::Active))
         .await;
     refused(
@@ -375,6 +386,7 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
     world.fund("u1", BOND, "10").await;
     world.fund("u1", RUB, "10").await;
     world.fund("u2", BOND, "10").await;
+    let offered = world.hold("u1", BOND, "2").await;
     let mut compliance = world.as_caller("sandbox.compliance");
     for (key, subaccount) in [("f1", "u1:BOND-1"), ("f2", "u1:CFA-RUB")] {
         let freeze = SetSubAccountStatusRequest {
@@ -408,6 +420,10 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
         let request = operation(kind, "u1", &fresh(), &[leg]);
         frozen(world.client.clone().create_operation(request).await);
     }
+    // Units that their holder had offered before the freeze.
+    let mut request = operation(Redemption, "u1", &fresh(), &[(units, reserve, "2", BOND)]);
+    request.postings[0].hold_id = Some(offered.hold_id);
+    frozen(world.client.clone().create_operation(request).await);
     let redeem = |key: &str, value: &str| {
         let payout = ("system:redemption:CFA-RUB", "u1:CFA-RUB", "5", RUB);
         operation(

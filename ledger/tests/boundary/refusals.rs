@@ -75,6 +75,10 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
         |r| terms(r).onchain_tx_hash = Some(long()),
         "operation.onchain_tx_hash: must have at most 128 bytes",
     ),
+    (
+        |r| terms(r).onchain_tx_hash = Some("0xab".into()),
+        "operation.onchain_tx_hash: must be `0x` and 64 hex digits",
+    ),
     (|r| r.postings.clear(), "postings: must not be empty"),
     (
         |r| r.postings[0].debit_subaccount_id.clear(),
@@ -804,6 +808,22 @@ pub const FINALITIES: &[Case<FinalizeOperationRequest>] = &[
         |r| r.onchain_tx_hash = "0x\0".into(),
         "onchain_tx_hash: must have no control characters",
     ),
+    (
+        |r| r.onchain_tx_hash = "'; DROP TABLE x;--".into(),
+        "onchain_tx_hash: must be `0x` and 64 hex digits",
+    ),
+    (
+        |r| r.onchain_tx_hash = "0".repeat(66),
+        "onchain_tx_hash: must be `0x` and 64 hex digits",
+    ),
+    (
+        |r| r.onchain_tx_hash = format!("0x{}", "0".repeat(63)),
+        "onchain_tx_hash: must be `0x` and 64 hex digits",
+    ),
+    (
+        |r| r.onchain_tx_hash = format!("0x{}g", "0".repeat(63)),
+        "onchain_tx_hash: must be `0x` and 64 hex digits",
+    ),
 ];
 
 // rows: R199 R200 R203 R228 R316 R322 R339
@@ -980,6 +1000,10 @@ async fn d23_bad_fields_of_hold_and_operation_ends_are_named() {
         (
             |r| r.onchain_tx_hash = long(),
             "onchain_tx_hash: must have at most 128 bytes",
+        ),
+        (
+            |r| r.onchain_tx_hash = "0xab".into(),
+            "onchain_tx_hash: must be `0x` and 64 hex digits",
         ),
     ];
     let several = || FinalizeOperationsRequest {

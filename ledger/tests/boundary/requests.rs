@@ -195,7 +195,7 @@ async fn r201_each_call_answers_on_its_topic_like_grpc() {
     let finalize = FinalizeOperationRequest {
         context: write("f1"),
         operation_id,
-        onchain_tx_hash: "0x1".into(),
+        onchain_tx_hash: tx_hash("k1"),
     };
     assert!(
         ask!(
@@ -689,7 +689,7 @@ async fn r278_metrics_move_with_the_ledger() {
     let finalize = FinalizeOperationRequest {
         context: write("f1"),
         operation_id: id,
-        onchain_tx_hash: "0x01".to_owned(),
+        onchain_tx_hash: tx_hash("k1"),
     };
     { world.client.clone() }
         .finalize_operation(finalize)

@@ -51,7 +51,12 @@ SELECT 'ledger.cfa', gen_random_uuid()::text, 1700000000000000 FROM generate_ser
 INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us)
 SELECT gen_random_uuid()::text, 'filled', 'k', 'test.Filled', '', '', 'test', '', 1700000000000000
 FROM generate_series(1, 40000) n;
+INSERT INTO audit_records (sequence, at_us, actor, action, object_id, before, after, reason, request_id,
+    correlation_id, previous_hash, hash)
+SELECT n, 1700000000000000 + n, 'filled' || n, 'test.filled', 'f' || n, '', 'x', '', '', '', sha256((n - 1)::text::bytea),
+    sha256(n::text::bytea)
+FROM generate_series(1, 40000) n;
 
 ANALYZE instruments, users, accounts, sub_accounts, operations, postings, audit_blocks, holds, answers, sources, parked,
-    inbox, outbox;
+    inbox, outbox, audit_records;
 COMMIT;

@@ -122,7 +122,7 @@ async fn every_command(world: &World, before: &dyn Fn()) {
     let finalize = FinalizeOperationRequest {
         context: write("k10"),
         operation_id: submitted.operation_id,
-        onchain_tx_hash: "0x9".to_owned(),
+        onchain_tx_hash: tx_hash("k9"),
     };
     client.finalize_operation(finalize).await.unwrap();
     before();

@@ -76,6 +76,8 @@ const EXPLAINED: &[&str] = &[
     "INSERT INTO holds",
     "UPDATE holds h SET amount",
     "WITH sealed AS (INSERT INTO audit_blocks",
+    "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+    "INSERT INTO audit_records",
     "UPDATE operations o SET status",
     "INSERT INTO sources",
     "UPDATE sources s SET",
@@ -103,6 +105,9 @@ const EXPLAINED: &[&str] = &[
     "SELECT created_at_us FROM entries",
     "FROM entries e JOIN operations o ON o.operation_id = e.operation_id ORDER BY e.version",
     "FROM velocity_limits l LEFT JOIN instruments i",
+    "FROM audit_records WHERE sequence < $1 ORDER BY sequence",
+    "FROM audit_records WHERE sequence < $1 AND object_id =",
+    "FROM audit_records WHERE sequence < $1 AND actor =",
     // outbox and inbox
     "INSERT INTO outbox",
     "FROM outbox ORDER BY position LIMIT $1",

@@ -108,11 +108,16 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     tally
 }
 
-/// Runs a writer per seed on both ledgers and adds their results.
+/// Runs a writer per seed on both ledgers and adds their results. Half of the writers are persons,
+/// whose calls have audit records.
 async fn run_writers(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut Tally) {
     let mut tasks = JoinSet::new();
     for seed in seeds {
-        let client = worlds[(seed % 2) as usize].client.clone();
+        let world = worlds[(seed % 2) as usize];
+        let client = match seed / 2 % 2 {
+            0 => world.client.clone(),
+            _ => world.as_caller("sandbox.operator"),
+        };
         tasks.spawn(writer(client, seed, steps));
     }
     while let Some(tally) = tasks.join_next().await {
@@ -135,11 +140,16 @@ async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
     assert_eq!(count, [all.holds.to_string()]);
     let sums = rows.texts("SELECT SUM(consumed)::text FROM holds").await;
     assert_eq!(sums, [(all.consumed * 100).to_string()]);
+    let twice = "SELECT object_id FROM audit_records WHERE action IN ('operation.created', 'hold.created') \
+         GROUP BY object_id HAVING COUNT(*) > 1";
+    let none: [&str; 0] = [];
+    assert_eq!(rows.texts(twice).await, none, "recorded twice");
     rows.close().await;
     world.assert_books_balance().await;
-    // One chain of blocks for both ledgers.
+    // One chain of blocks and one of audit records for both ledgers.
     let found = ledger::verify(&world.config()).await.unwrap();
     assert_eq!(found.fault, None);
+    assert!(found.audit_records > 0);
     assert!(found.operations >= all.operations as u64);
 }
 

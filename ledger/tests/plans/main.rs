@@ -76,6 +76,8 @@ async fn no_statement_scans_a_table() {
         "UPDATE operations SET status",
         "INSERT INTO postings",
         "INSERT INTO audit_blocks",
+        "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+        "INSERT INTO audit_records",
         "INSERT INTO inbox",
         "DELETE FROM outbox WHERE position <=",
         // statements of the readers
@@ -89,5 +91,8 @@ async fn no_statement_scans_a_table() {
         "s.instrument_id =",
         "s.subaccount_id IN (SELECT value FROM json_each(",
         "WITH RECURSIVE near",
+        "FROM audit_records WHERE sequence < ? ORDER BY sequence",
+        "FROM audit_records WHERE sequence < ? AND object_id =",
+        "FROM audit_records WHERE sequence < ? AND actor =",
     ]);
 }

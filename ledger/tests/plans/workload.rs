@@ -87,16 +87,16 @@ async fn chain(world: &World) {
     let mut awaited = operation(OperationType::Deposit, "u2", "awaited", &deposit);
     let asked = awaited.operation.as_mut().unwrap();
     asked.awaits_chain = true;
-    asked.onchain_tx_hash = Some("0xa".into());
+    asked.onchain_tx_hash = Some(tx_hash("a"));
     let answer = world.client.clone().create_operation(awaited).await;
     let id = answer.unwrap().into_inner().operation.unwrap().operation_id;
     let receipt = TransactionReceiptReadyEvent {
-        tx_hash: "0xa".into(),
+        tx_hash: tx_hash("a"),
         status: ReceiptStatus::Success as i32,
         ..Default::default()
     };
     let name = "dfa.chain.v1.TransactionReceiptReadyEvent";
-    world.publish(topics::CHAIN, name, "0xa", &receipt).await;
+    world.publish(topics::CHAIN, name, "a", &receipt).await;
     eventually(|| async {
         let operation = world.get_operation(&id).await.operation?;
         (operation.status() == OperationStatus::Finalized).then_some(())
@@ -182,7 +182,7 @@ async fn issues(world: &World) {
     let request = FinalizeOperationsRequest {
         context: write("final"),
         operation_ids,
-        onchain_tx_hash: "0xd".into(),
+        onchain_tx_hash: tx_hash("d"),
     };
     let mut client = world.client.clone();
     let answer = client.finalize_operations(request).await.unwrap();
@@ -371,4 +371,12 @@ async fn reads(world: &World) {
     client.get_account(request).await.unwrap();
     let request = GetTrialBalanceRequest::default();
     client.get_trial_balance(request).await.unwrap();
+    for (actor, object_id) in [("", ""), ("", "daily"), ("compliance", "")] {
+        let request = ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        client.list_audit_records(request).await.unwrap();
+    }
 }

@@ -114,9 +114,16 @@ pub fn verb(name: &'static str, path: &str) -> Command {
     let method = schema::method(path).expect("the table names methods of the contract");
     let about = schema::comment(&method.parent_file(), method.path())
         .unwrap_or_else(|| method.name().to_owned());
+    let approval = rpc::roles::approval(path).map(|_| {
+        Arg::new("approval")
+            .long("approval")
+            .value_name("REASON")
+            .help("Request the call for this reason; another person approves it")
+    });
     Command::new(name)
         .about(about)
         .args(schema::flags(&method.input()))
+        .args(approval)
         .arg(
             Arg::new("idempotency-key")
                 .long("idempotency-key")
@@ -198,7 +205,18 @@ pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::R
                 .map(String::as_str),
         )
     });
-    target.call(path, &Value::Object(request)).await
+    // Only calls that take two persons have the flag.
+    let Ok(Some(reason)) = matches.try_get_one::<String>("approval") else {
+        return target.call(path, &Value::Object(request)).await;
+    };
+    let context = request.remove("context");
+    let approval = json!({
+        "context": context,
+        "method": path,
+        "requestJson": Value::Object(request).to_string(),
+        "reason": reason,
+    });
+    target.call(rpc::status::REQUEST_APPROVAL, &approval).await
 }
 
 fn merge(object: &mut Map<String, Value>, name: String, value: Value) {
@@ -256,6 +274,20 @@ mod tests {
         let shown = text(ledger::BALANCE, answer);
         assert!(shown.starts_with("SUB-ACCOUNT "), "{shown}");
         assert!(shown.contains("anna:CFA-RUB  100.50 CFA-RUB"), "{shown}");
+    }
+
+    // rows: R350
+    #[test]
+    fn r350_calls_that_take_two_persons_can_be_requested() {
+        let has_flag = |path: &str| {
+            let command = verb("verb", path);
+            let mut flags = command.get_arguments();
+            flags.any(|flag| flag.get_id() == "approval")
+        };
+        for entry in table::ENTRIES {
+            let takes_two = rpc::roles::approval(entry.path).is_some();
+            assert_eq!(has_flag(entry.path), takes_two, "{}", entry.path);
+        }
     }
 
     // rows: R350

@@ -28,7 +28,8 @@ use crate::platform::Platform;
 use crate::{demo, proof, replay, run};
 use call::Target;
 
-/// Sandbox token whose roles may make every call of operators and auditors.
+/// Sandbox token whose roles may make every call of operators and auditors. It names no person, and
+/// its role of a service does not count for calls that take two persons (`rpc/src/access.rs`).
 const TOKEN_DEFAULT: &str =
     "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
 

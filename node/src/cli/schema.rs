@@ -81,6 +81,7 @@ fn is_text(message: &MessageDescriptor) -> bool {
 
 /// Names of the flags that every command has.
 const RESERVED: &[&str] = &[
+    "approval",
     "idempotency-key",
     "data",
     "json",

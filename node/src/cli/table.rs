@@ -35,6 +35,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "subscription",
         "Offers of investors to buy units of an issue",
     ),
+    (
+        "offer",
+        "Offers of holders to sell units back to the issuer",
+    ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
@@ -50,7 +54,15 @@ pub const NOUNS: &[(&str, &str)] = &[
         "Units of users in issues, as the market has them",
     ),
     ("market", "Phases and state of the market"),
+    (
+        "settle",
+        "Settlement of trades: positions, batches, differences",
+    ),
     ("user", "Users, limits and checks (identity)"),
+    (
+        "approval",
+        "Calls that one person requests and another approves",
+    ),
     ("bank", "The sandbox bank: actions of a payer or the bank"),
 ];
 
@@ -81,6 +93,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "set" "SetVelocityLimit";
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
+        "ledger" "audit" "ListAuditRecords";
     }
     "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
@@ -96,6 +109,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "subscription" "create" "Subscribe";
         "subscription" "cancel" "CancelSubscription";
         "subscription" "list" "ListSubscriptions";
+        "offer" "create" "OfferUnits";
+        "offer" "cancel" "CancelOffer";
+        "offer" "list" "ListOffers";
         "cfa" "redeem" "RedeemInvestmentCfa";
         "cfa" "transfer" "TransferCfa";
         "cfa" "settle" "SettleTrades";
@@ -155,6 +171,13 @@ pub const ENTRIES: &[Entry] = entries! {
         "market" "confirm-clock" "ConfirmClock";
         "market" "status" "GetMarketStatus";
     }
+    "dfa.settlement.v1.SettlementService" {
+        "settle" "status" "GetSettlementStatus";
+        "settle" "batches" "ListBatches";
+        "settle" "breaks" "ListBreaks";
+        "settle" "retry" "RetrySettlement";
+        "settle" "bust" "BustTrade";
+    }
     "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
         "user" "list" "ListUsers";
@@ -169,6 +192,13 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "confirm-limit" "ConfirmLimit";
         "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
+    }
+    "dfa.approvals.v1.ApprovalService" {
+        "approval" "request" "RequestApproval";
+        "approval" "approve" "Approve";
+        "approval" "reject" "Reject";
+        "approval" "get" "GetApproval";
+        "approval" "list" "ListApprovals";
     }
     "dfa.sandbox.v1.SandboxBankService" {
         "bank" "pay" "Pay";

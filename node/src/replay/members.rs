@@ -14,7 +14,7 @@ pub const SELLERS: u64 = 4;
 pub const TAKERS: u64 = 4;
 
 /// Token for the setup. The calls of a service have no rate limit.
-const OPERATOR: &str = "sandbox.operator+service";
+const SETUP: &str = "sandbox.service";
 
 /// One member: a user with a session.
 pub struct Member {
@@ -74,7 +74,7 @@ pub async fn list(
     let decimal = |value: i64| types::Decimal::from_minor(value, 2).to_string();
     let issuer = scenario
         .call(
-            OPERATOR,
+            SETUP,
             "dfa.identity.v1.IdentityService/CreateUser",
             json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "issuer" }),
         )
@@ -82,7 +82,7 @@ pub async fn list(
     let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
     let registered = scenario
         .call(
-            OPERATOR,
+            SETUP,
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
                 "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
@@ -96,7 +96,7 @@ pub async fn list(
     if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
         scenario
             .call(
-                OPERATOR,
+                SETUP,
                 "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
                 json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
             )
@@ -137,7 +137,7 @@ pub async fn enter(
     for (at, (money_minor, units)) in needs.iter().copied().enumerate() {
         let answer = scenario
             .call(
-                OPERATOR,
+                SETUP,
                 "dfa.identity.v1.IdentityService/CreateUser",
                 json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
             )
@@ -150,7 +150,7 @@ pub async fn enter(
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             scenario
                 .call(
-                    OPERATOR,
+                    SETUP,
                     "dfa.identity.v1.IdentityService/SetLimit",
                     json!({ "userId": member.user, "limitType": limit,
                             "dailyLimit": { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } }),
@@ -183,7 +183,7 @@ async fn fund(scenario: &mut Scenario, instrument: &str, member: &Member) -> any
         let units = member.units.to_string();
         let issued = scenario
             .call(
-                OPERATOR,
+                SETUP,
                 "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
                 json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "replay",
                         "amount": { "currencyCode": instrument, "amount": { "value": units } } }),
@@ -238,7 +238,7 @@ async fn deposit(scenario: &Scenario, user: &str, amount: &str) -> anyhow::Resul
     let payload = text(&intent, "/intent/qrPayload")?;
     scenario
         .call(
-            OPERATOR,
+            SETUP,
             "dfa.sandbox.v1.SandboxBankService/Pay",
             json!({ "qrPayload": payload }),
         )

@@ -171,9 +171,15 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::CancelPayoutRequest>,
     ) -> Result<Response<pb::CancelPayoutResponse>, Status> {
+        let by = rpc::caller(&request)?.subject.clone();
         let ask = request.into_inner();
         rpc::context::write(ask.context)?;
         let code = text("failure_code", ask.failure_code)?;
+        tracing::info!(
+            payout_id = ask.payout_id,
+            by,
+            "payout cancellation requested"
+        );
         let payout = self.0.cancel_payout(&ask.payout_id, &code).await?;
         Ok(Response::new(pb::CancelPayoutResponse {
             payout: Some(convert::payout(&payout)),

@@ -162,7 +162,7 @@ async fn r107_a_refusal_is_returned_verbatim_and_stores_nothing() {
         .unwrap();
     assert!(listed.into_inner().intents.is_empty());
     world
-        .identity()
+        .approved_identity()
         .set_limit(SetLimitRequest {
             context: ctx(),
             refuse_with: String::new(),

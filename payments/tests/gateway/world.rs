@@ -294,6 +294,11 @@ impl World {
         IdentityServiceClient::new(Channel::local(&self.slots[1], "sandbox.operator"))
     }
 
+    /// Identity's client as the approvals service, which makes the calls that take two persons.
+    pub fn approved_identity(&self) -> IdentityServiceClient<Channel> {
+        IdentityServiceClient::new(Channel::local(&self.slots[1], testkit::APPROVED))
+    }
+
     pub fn bank(&self) -> SandboxBankServiceClient<Channel> {
         SandboxBankServiceClient::new(Channel::local(&self.slots[2], "sandbox.operator"))
     }

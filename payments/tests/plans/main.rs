@@ -71,7 +71,11 @@ async fn payouts(world: &World) {
         user_id: ALICE.into(),
         reason: "lifted".into(),
     };
-    world.identity().unblock_user(unblock).await.unwrap();
+    world
+        .approved_identity()
+        .unblock_user(unblock)
+        .await
+        .unwrap();
     world.until_payout("po-1", PaymentStatus::Success).await;
     world.initiate("po-2", "20.00", "not an account").await;
     world.release("po-2").await;

@@ -74,6 +74,14 @@ pub struct Limit {
     pub refuse_with: String,
 }
 
+impl Limit {
+    /// True if it allows what the other limit refuses: such a change takes two persons (D32).
+    pub fn is_above(&self, other: &Limit) -> bool {
+        let ends_refusal = self.refuse_with.is_empty() && !other.refuse_with.is_empty();
+        self.daily > other.daily || ends_refusal
+    }
+}
+
 /// The state of a user that affects checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {

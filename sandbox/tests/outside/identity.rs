@@ -84,6 +84,11 @@ impl World {
         self.client_as("sandbox.operator")
     }
 
+    /// As the approvals service, which makes the calls that take two persons.
+    fn approved(&self) -> IdentityServiceClient<Channel> {
+        self.client_as(testkit::APPROVED)
+    }
+
     fn client_as(&self, credential: &str) -> IdentityServiceClient<Channel> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         IdentityServiceClient::new(Channel::local(&self.slot, credential))
@@ -303,7 +308,12 @@ async fn r340_limits_of_a_day_and_of_a_user() {
         world.check(DEPOSIT, 1).await.reason.as_deref(),
         Some("KYC please")
     );
-    world.client().set_limit(set(None, "")).await.unwrap();
+    // Raising a limit, or ending a refusal, takes two persons (D32).
+    for raise in [set(None, ""), set(Some(1_001), "KYC please")] {
+        let alone = world.client().set_limit(raise).await.unwrap_err();
+        assert_eq!(alone.message(), "This call needs an approval");
+    }
+    world.approved().set_limit(set(None, "")).await.unwrap();
     assert_eq!(
         amount(world.check(DEPOSIT, 1).await.remaining.as_ref()),
         "10.00"
@@ -630,6 +640,42 @@ async fn t23_trading_can_be_counted_by_value() {
     world.stop().await;
 }
 
+// rows: R036
+#[tokio::test]
+async fn d49_an_order_value_that_is_no_amount_is_refused_even_if_quantities_are_counted() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for (currency_code, value) in [
+        ("RUB", "NaN"),
+        ("RUB", "abc"),
+        ("RUB", ""),
+        ("RUB", "-1"),
+        ("EUR", "1"),
+    ] {
+        let ask = wire::CheckLimitsRequest {
+            notional: Some(common::Money {
+                currency_code: currency_code.into(),
+                amount: Some(common::Decimal {
+                    value: value.into(),
+                }),
+            }),
+            ..limit_ask(TRADING, 100)
+        };
+        let refused = world.client().check_limits(ask).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{value}");
+        let text = refused.message();
+        assert!(text.starts_with("notional: "), "{value}: {text}");
+    }
+    // An order worth less than a kopeck has the value zero.
+    let ask = wire::CheckLimitsRequest {
+        notional: Some(to_money(0)),
+        ..limit_ask(TRADING, 100)
+    };
+    let allowed = world.client().check_limits(ask).await.unwrap();
+    assert!(allowed.into_inner().allowed);
+    world.stop().await;
+}
+
 // rows: R235 R242 R036
 #[tokio::test]
 async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
@@ -702,7 +748,10 @@ async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
         user_id: "alice".into(),
         reason: "lifted".into(),
     };
-    world.client().unblock_user(unblock).await.unwrap();
+    let alone = world.client().unblock_user(unblock.clone()).await;
+    let reason = rpc::status::reason(&alone.unwrap_err());
+    assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
+    world.approved().unblock_user(unblock).await.unwrap();
     assert!(world.check(DEPOSIT, 1).await.allowed);
 
     let mut subscription = world
@@ -852,12 +901,13 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     };
     let client = || world.client();
     let blocked = client().block_user(block("k-1")).await.unwrap();
-    client().unblock_user(unblock("k-2")).await.unwrap();
+    let approved = || world.approved();
+    approved().unblock_user(unblock("k-2")).await.unwrap();
     let repeat = client().block_user(block("k-1")).await.unwrap();
     assert!(is_repeat(&repeat) && !is_repeat(&blocked));
     assert_eq!(repeat.into_inner(), blocked.into_inner());
     client().block_user(block("k-3")).await.unwrap();
-    let repeat = client().unblock_user(unblock("k-2")).await.unwrap();
+    let repeat = approved().unblock_user(unblock("k-2")).await.unwrap();
     assert!(is_repeat(&repeat));
     let first = client().update_user(account("k-4", 1)).await.unwrap();
     client().update_user(account("k-5", 2)).await.unwrap();
@@ -866,7 +916,7 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     assert!(is_repeat(&repeat));
     assert_eq!(repeat.into_inner(), first.into_inner());
     client().set_limit(limit("k-6", 1_000)).await.unwrap();
-    client().set_limit(limit("k-7", 2_000)).await.unwrap();
+    approved().set_limit(limit("k-7", 2_000)).await.unwrap();
     let repeat = client().set_limit(limit("k-6", 1_000)).await.unwrap();
     assert!(is_repeat(&repeat));
 
@@ -885,7 +935,7 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     );
     // A key belongs to its caller.
     let mut compliance = world.client_as("sandbox.compliance");
-    let other = compliance.set_limit(limit("k-6", 3_000)).await.unwrap();
+    let other = compliance.set_limit(limit("k-6", 1_500)).await.unwrap();
     assert!(!is_repeat(&other));
     world.stop().await;
 }

@@ -61,8 +61,9 @@ impl State {
         let offset_s = offset_ns / 1_000_000_000;
         Some(format!(
             "the machine's clock is {} s {side} the platform's time: new orders are refused \
-             (CLOCK_UNCONFIRMED); set the machine's clock right, or accept it with \
-             `platform market confirm-clock --offset-seconds {offset_s}`",
+             (CLOCK_UNCONFIRMED); set the machine's clock right, or let two persons accept it: \
+             `platform market confirm-clock --offset-seconds {offset_s} --approval REASON`, then \
+             `platform approval approve`",
             offset_s.abs()
         ))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use service_clients::cfa::{TradeBatch, TradeBatchStatus};
 use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
@@ -90,7 +91,8 @@ impl BatchDriver {
     }
 
     async fn submit_if_posted(&mut self) -> Result<(), Halt> {
-        if matches!(self.row.saga.next(), Step::Submit { .. }) {
+        // Again after trades were withdrawn.
+        while matches!(self.row.saga.next(), Step::Submit { .. }) {
             self.step().await?;
         }
         Ok(())
@@ -114,6 +116,8 @@ impl BatchDriver {
         }
         let tracker = &self.shared.tracker;
         tracker.complete(self.row.number, lags_us, &bust_commands);
+        let withdrawn = self.trade_ids(&self.row.saga.withdrawn);
+        self.shared.forget_requests(&withdrawn);
         Ok(())
     }
 
@@ -142,11 +146,59 @@ impl BatchDriver {
     async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<StepResult, Halt> {
         let batch = request::attempt(&self.trade_batch, attempt, trades);
         let context = caused_by(&format!("{SOURCE}:{}", batch.batch_id));
-        let cfa = &self.shared.cfa;
-        self.call(&batch.batch_id, || cfa.settle_trades(&context, &batch))
-            .await?;
-        failpoint::reach(failpoint::SUBMITTED);
-        Ok(StepResult::Submitted)
+        // The last answer of the chain service was a refusal. After any other one, or before the
+        // first, an earlier call of this batch may still be accepted.
+        let is_refused = AtomicBool::new(false);
+        loop {
+            let (this, batch, context, is_refused) = (self, &batch, &context, &is_refused);
+            let submitting = self.call(&batch.batch_id, || async move {
+                if is_refused.load(Ordering::Relaxed) && !this.requested(trades).is_empty() {
+                    return Ok(false);
+                }
+                let sent = this.shared.cfa.settle_trades(context, batch).await;
+                let refused = matches!(sent, Err(CallError::Refused(_)));
+                is_refused.store(refused, Ordering::Relaxed);
+                sent.map(|()| true)
+            });
+            if submitting.await? {
+                failpoint::reach(failpoint::SUBMITTED);
+                return Ok(StepResult::Submitted);
+            }
+            let requested = self.requested(trades);
+            if !self.is_known(&batch.batch_id).await? {
+                return Ok(StepResult::Withdrawn { trades: requested });
+            }
+            // The chain service has the batch after all: the trades are bust only by its outcome.
+            tracing::warn!(
+                batch = batch.batch_id,
+                trades = ?self.trade_id_strings(&requested),
+                "trades are with the chain service and cannot be withdrawn"
+            );
+            self.shared.forget_requests(&self.trade_ids(&requested));
+        }
+    }
+
+    /// Those of these trades that an operator wants bust.
+    fn requested(&self, trades: &[u32]) -> Vec<u32> {
+        let requested = self.shared.requested();
+        let is_requested = |trade: &&u32| {
+            requested.contains_key(&self.trade_batch.trades[**trade as usize].trade_id)
+        };
+        trades.iter().filter(is_requested).copied().collect()
+    }
+
+    /// True if the chain service has accepted a batch of this id.
+    async fn is_known(&self, id: &str) -> Result<bool, Halt> {
+        let context = caused_by(&format!("{SOURCE}:{id}"));
+        let (cfa, context) = (&self.shared.cfa, &context);
+        self.call(id, || async move {
+            match cfa.trade_batch(context, id, 0).await {
+                Ok(_) => Ok(true),
+                Err(error) if error.is_not_found() => Ok(false),
+                Err(error) => Err(error),
+            }
+        })
+        .await
     }
 
     /// Polls until the chain service reports the outcome of the batch.
@@ -213,7 +265,14 @@ impl BatchDriver {
     async fn bust(&self, trades: &[u32]) -> Result<StepResult, Halt> {
         for index in trades {
             let trade = &self.trade_batch.trades[*index as usize];
-            let reason = format!("Trade {} failed on chain", trade.trade_id);
+            let by_operator = self.row.saga.withdrawn.contains(index);
+            let reason = if by_operator {
+                let requested = self.shared.requested();
+                let why = requested.get(&trade.trade_id).map_or("", String::as_str);
+                format!("Trade {} bust by an operator: {why}", trade.trade_id)
+            } else {
+                format!("Trade {} failed on chain", trade.trade_id)
+            };
             // Reversed in the opposite order of posting: fee, sell, buy.
             for operation_id in request::operation_ids(trade).into_iter().rev() {
                 let (ledger, reason) = (&self.shared.ledger, &reason);
@@ -227,7 +286,8 @@ impl BatchDriver {
                 batch = self.row.batch_id,
                 buyer = %trade.buyer_id,
                 seller = %trade.seller_id,
-                "trade is bust: it failed on chain twice; its operations are reversed"
+                reason,
+                "trade is bust; its operations are reversed"
             );
             metrics::counter!("trades_bust_total").increment(1);
         }

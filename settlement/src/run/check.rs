@@ -95,6 +95,11 @@ impl Checks {
         self.suspects.entry(subject).or_default().is_reported = true;
     }
 
+    /// Makes the next comparison of differing subjects due at once.
+    pub fn make_due(&mut self) {
+        self.last_ns = 0;
+    }
+
     pub fn is_due(&self, now_ns: u64) -> bool {
         self.due_in_ms(now_ns) == Some(0)
     }

@@ -15,12 +15,26 @@ pub const CHAIN: &str = "settlement-chain";
 pub const JOURNAL: &str = "settlement-journal";
 /// Health part: settlement's store.
 pub const STORE: &str = "settlement-store";
+/// Health part: open differences between journal and ledger.
+pub const BREAKS: &str = "settlement-breaks";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
     reason: String,
     /// Waiting does not help: an operator is needed.
     is_stuck: bool,
+}
+
+/// A step that is repeated until it succeeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingStep {
+    /// Health part.
+    pub part: &'static str,
+    /// Batch, hold or user whose step waits.
+    pub id: String,
+    pub reason: String,
+    /// An operator is needed.
+    pub is_stuck: bool,
 }
 
 /// Current failures.
@@ -89,6 +103,38 @@ impl CurrentFailures {
         }
     }
 
+    /// The first waiting steps, those that need an operator first.
+    pub fn waiting(&self, max: usize) -> Vec<WaitingStep> {
+        let open = self.open();
+        let mut steps: Vec<_> = open.iter().collect();
+        steps.sort_by_key(|(_, failure)| !failure.is_stuck);
+        let steps = steps.into_iter().take(max);
+        let step = |((part, id), failure): (&(&'static str, String), &Failure)| WaitingStep {
+            part,
+            id: id.clone(),
+            reason: failure.reason.clone(),
+            is_stuck: failure.is_stuck,
+        };
+        steps.map(step).collect()
+    }
+
+    /// True if a step of `id` waits in any part.
+    pub fn is_waiting(&self, id: &str) -> bool {
+        self.open().keys().any(|(_, waiting)| waiting == id)
+    }
+
+    /// True if the step of `id` needs an operator.
+    pub fn is_stuck(&self, part: &'static str, id: &str) -> bool {
+        let open = self.open();
+        let failure = open.get(&(part, id.to_owned()));
+        failure.is_some_and(|failure| failure.is_stuck)
+    }
+
+    /// Shows the open differences in the health; `None`: there are none.
+    pub fn show_breaks(&self, reason: Option<&str>) {
+        self.health.set(BREAKS, reason);
+    }
+
     /// Failures that need an operator, as one text; empty if there are none.
     pub fn stuck(&self) -> String {
         let open = self.open();
@@ -111,6 +157,11 @@ mod tests {
         let health = failures.health();
         assert_eq!(health.failing()[CHAIN], "1:6-9: refused");
         assert_eq!(failures.stuck(), "settlement-chain: 1:6-9: refused");
+        let waiting = failures.waiting(2);
+        let ids: Vec<_> = waiting.iter().map(|step| step.id.as_str()).collect();
+        assert_eq!(ids, ["1:6-9", "1:1-5"], "those that need an operator first");
+        assert!(failures.is_stuck(CHAIN, "1:6-9") && !failures.is_stuck(CHAIN, "1:1-5"));
+        assert!(failures.is_waiting("1:10-12") && !failures.is_waiting("1:13-14"));
         failures.clear(CHAIN, "1:6-9");
         assert_eq!(health.failing()[CHAIN], "1:1-5: away");
         assert_eq!(failures.stuck(), "");

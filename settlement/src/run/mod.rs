@@ -14,6 +14,7 @@ mod commands;
 mod failure;
 mod halt;
 mod ledger;
+mod operators;
 mod poster;
 mod recover;
 mod retry;
@@ -23,7 +24,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use replica::Replica;
@@ -35,7 +36,7 @@ use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use types::{NodeId, Sequence, derived};
+use types::{Id128, NodeId, Sequence, derived};
 
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
 use crate::progress::{Progress, Stats, Suspension, Tracker};
@@ -44,7 +45,9 @@ use crate::request::SOURCE;
 use commands::Commands;
 pub use commands::{JournalPort, journal_port};
 use failure::CurrentFailures;
+pub use failure::WaitingStep;
 use halt::Halt;
+pub use operators::{BustRefusal, OpenBatch, Operators};
 
 /// Settings of settlement.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -148,6 +151,10 @@ struct SharedState {
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Locked from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
+    /// Ends the pauses of all waiting steps.
+    retry: tokio::sync::Notify,
+    /// Trades of open batches that an operator wants bust, with the reason.
+    requested: Mutex<BTreeMap<Id128, String>>,
 }
 
 /// State of one run of the workers.
@@ -180,6 +187,16 @@ impl SharedState {
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
         let now = self.repo.suspensions().await?;
+        let breaks = self.repo.breaks().await?;
+        metrics::gauge!("settlement_breaks_open").set(breaks.len() as f64);
+        let reason = breaks.first().map(|oldest| {
+            let (name, hold) = (&oldest.name, &oldest.hold_id);
+            let count = breaks.len();
+            format!(
+                "{count} differences between journal and ledger, the oldest {name} of hold {hold}"
+            )
+        });
+        self.failures.show_breaks(reason.as_deref());
         let differing = now.values().filter(|s| **s == Suspension::Differs).count();
         metrics::gauge!("settlement_users_suspended").set(differing as f64);
         self.suspended.send_if_modified(|known| {
@@ -191,9 +208,22 @@ impl SharedState {
     }
 }
 
+impl SharedState {
+    fn requested(&self) -> MutexGuard<'_, BTreeMap<Id128, String>> {
+        let locked = self.requested.lock();
+        locked.expect("no code panics while it holds the lock")
+    }
+
+    /// Ends requests to bust trades that are bust, or with the chain service.
+    fn forget_requests(&self, trades: &[Id128]) {
+        self.requested().retain(|trade, _| !trades.contains(trade));
+    }
+}
+
 /// A running settlement.
 pub struct SettlementHandle {
     state: Arc<SharedState>,
+    operators: Operators,
     supervisor: JoinHandle<()>,
 }
 
@@ -226,6 +256,7 @@ pub fn start(
         let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
         let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
         let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
+        let requested = repo.requested_busts().await?;
         let state = Arc::new(SharedState {
             config,
             node,
@@ -237,11 +268,18 @@ pub fn start(
             failures: CurrentFailures::new(),
             suspended: watch::Sender::default(),
             publishing: tokio::sync::Mutex::default(),
+            retry: tokio::sync::Notify::new(),
+            requested: Mutex::new(requested),
         });
+        let operators = Operators::new(state.clone(), deps.replica.clone());
         state.publish_suspensions().await?;
         let first = begin(&state, &deps, &shutdown).await?;
         let supervisor = tokio::spawn(supervise(deps, shutdown, first));
-        Ok(SettlementHandle { state, supervisor })
+        Ok(SettlementHandle {
+            state,
+            operators,
+            supervisor,
+        })
     })
 }
 
@@ -365,6 +403,12 @@ async fn supervise(deps: SettlementDeps, shutdown: CancellationToken, mut run: R
 }
 
 impl SettlementHandle {
+    /// The calls for operators. Their health has no parts: the market shows those of
+    /// [`Self::health`].
+    pub fn service(&self) -> rpc::Service {
+        crate::api::service(self.operators.clone())
+    }
+
     pub fn stats(&self) -> Stats {
         let state = &self.state;
         state.tracker.stats(state.failures.stuck())
@@ -372,7 +416,8 @@ impl SettlementHandle {
 
     /// Health of settlement, with the waiting id and the reason per part.
     ///
-    /// Parts: `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`.
+    /// Parts: `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`,
+    /// `settlement-breaks`.
     pub fn health(&self) -> rpc::Health {
         self.state.failures.health()
     }

@@ -221,14 +221,19 @@ impl Poster {
             "journal and ledger differ: the user may not trade until they agree"
         );
         metrics::counter!("settlement_breaks_total", "name" => found.name.as_str()).increment(1);
+        let asset = trading_state.hold(found.trading_hold).asset;
+        let expected = trading_state.amount(asset, found.expected);
         let row = BreakRow {
             name: found.name.as_str().to_owned(),
             hold_id: found.hold.to_string(),
             user_id: user.to_string(),
+            instrument_id: expected.instrument.to_string(),
+            decimals: expected.decimals,
             sequence: found.at.0,
             expected: found.expected.0,
             found: found.found.0,
             found_at_us: now_us(),
+            cleared_at_us: None,
         };
         let shared = self.shared.clone();
         retry_store(&shared, &row.hold_id, || shared.repo.add_break(&row)).await?;

@@ -2,7 +2,8 @@
 //!
 //! Failures are retried within seconds, with growing pauses. [`REFUSALS_MAX`] consecutive refusals
 //! raise a critical alarm, because every later step waits for this one. Then the step is retried
-//! every `refused_retry_ms`, since an operator may remove the cause.
+//! every `refused_retry_ms`, since an operator may remove the cause. An operator may end all pauses
+//! (`RetrySettlement`).
 
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ async fn repeat<'a, T, E>(
 ) -> Result<T, Halt> {
     let mut failures = Failures::default();
     loop {
+        // Before the call, so that a retry requested meanwhile is not lost.
+        let retried = shared.retry.notified();
         match shared.unless_stopped(call()).await? {
             Ok(value) => {
                 shared.failures.clear(part, id);
@@ -84,7 +87,13 @@ async fn repeat<'a, T, E>(
             }
             Err(error) => {
                 let pause = failures.note(shared, part, id, &describe(&error), is_refused(&error));
-                shared.unless_stopped(tokio::time::sleep(pause)).await?;
+                let pausing = async {
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = retried => {}
+                    }
+                };
+                shared.unless_stopped(pausing).await?;
             }
         }
     }

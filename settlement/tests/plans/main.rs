@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use proto::ledger::v1::AdjustHoldRequest;
+use proto::settlement::v1 as pb;
 use testkit::plans::{self, Allowed};
 use types::*;
 use world::Market;
@@ -69,6 +70,32 @@ async fn settle_trades(folder: &Path) {
     platform.stop().await;
 }
 
+/// Every list of the operators, and a trade that is not stuck.
+async fn lists(platform: &Platform) {
+    let (mut operators, _slot) = platform.operators();
+    let status = pb::GetSettlementStatusRequest::default();
+    operators.get_settlement_status(status).await.unwrap();
+    let batches = pb::ListBatchesRequest::default();
+    operators.list_batches(batches).await.unwrap();
+    for instrument_id in ["", "CFA-RUB"] {
+        for state in 0..=2 {
+            let request = pb::ListBreaksRequest {
+                instrument_id: instrument_id.into(),
+                state,
+                age_seconds_min: 1,
+                ..Default::default()
+            };
+            operators.list_breaks(request).await.unwrap();
+        }
+    }
+    let bust = pb::BustTradeRequest {
+        context: context("bust"),
+        trade_id: Id128::from_u128(1).to_string(),
+        reason: "test".into(),
+    };
+    operators.bust_trade(bust).await.unwrap_err();
+}
+
 /// Removes a kopeck from user 0's trading hold in the ledger, then restores it.
 async fn break_and_repair(folder: &Path) {
     let mut platform = Platform::start(folder, config(folder), &[]).await;
@@ -93,6 +120,7 @@ async fn break_and_repair(folder: &Path) {
     let is_suspended = || !platform.settlement.suspensions().is_empty();
     until("suspension", is_suspended).await;
     assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
+    lists(&platform).await;
     let repaired = adjust(trading_hold.undrawn.0, "repaired");
     platform.ledger.adjust_hold(repaired).await.unwrap();
     until("end of the suspension", || {
@@ -123,5 +151,15 @@ async fn no_statement_scans_a_table() {
         "UPDATE breaks SET cleared_at_us",
         "FROM breaks WHERE lifted_at_us IS NULL",
         "UPDATE breaks SET lifted_at_us",
+        "FROM breaks WHERE (found_at_us, hold_id) <",
+        "FROM breaks WHERE cleared_at_us IS NULL AND (found_at_us, hold_id) <",
+        "FROM breaks WHERE cleared_at_us IS NOT NULL AND (found_at_us, hold_id) <",
+        "FROM breaks WHERE instrument_id = ? AND (found_at_us, hold_id) <",
+        "FROM breaks WHERE instrument_id = ? AND cleared_at_us IS NULL",
+        "FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND number <",
+        "FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' ORDER BY number",
+        "FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND state = 'POSTED'",
+        "FROM batches b INDEXED BY batches_open CROSS JOIN requested_busts",
+        "FROM requested_busts WHERE trade_id =",
     ]);
 }

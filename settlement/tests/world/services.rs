@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use proto::common::v1::MonetaryAmount;
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::settlement::v1::settlement_service_client::SettlementServiceClient;
 use replica::{Names, Replica, ReplicaError};
 use sequencer::{Backlog, Durable, SubmitError};
 use settlement::trading_state::amount;
@@ -21,6 +22,9 @@ use super::{Market, Record, in_time};
 
 /// Commands that settlement submitted to the journal.
 pub type Submitted = Arc<Mutex<Vec<Command>>>;
+
+/// A client of settlement's calls, and what serves it.
+pub type Operators = (SettlementServiceClient<rpc::Channel>, rpc::LocalSlot);
 
 /// A journal port that accepts every command, and the list of them.
 pub fn journal_double() -> (JournalPort, Submitted) {
@@ -227,6 +231,13 @@ impl Platform {
                 .await
                 .unwrap();
         }
+    }
+
+    /// Settlement's calls, for an operator.
+    pub fn operators(&self) -> Operators {
+        let slot = testkit::in_memory(self.settlement.service().routes);
+        let channel = rpc::Channel::local(&slot, "sandbox.operator");
+        (SettlementServiceClient::new(channel), slot)
     }
 
     /// Whether settlement has submitted a command.

@@ -12,6 +12,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use super::unimplemented_methods;
+use crate::messages::tx_hash;
 
 /// Settles each batch id once.
 #[derive(Default)]
@@ -29,6 +30,8 @@ pub struct Registry {
     pub away: Mutex<u32>,
     /// Refuses whole batches while set.
     pub refusal: Mutex<Option<Status>>,
+    /// Refuses every batch with one of these trades.
+    pub refused_trades: Mutex<HashSet<String>>,
 }
 
 #[derive(Default)]
@@ -81,13 +84,24 @@ impl Registry {
         moved
     }
 
+    /// Id of the batch that moved a trade.
+    pub fn batch_of(&self, trade: &str) -> Option<String> {
+        let state = self.state.lock().unwrap();
+        let moved = |(id, trades): &&(String, Vec<String>)| {
+            let has = |ids: &[String]| ids.iter().any(|known| known == trade);
+            has(trades) && !has(&state.failed[id])
+        };
+        let batch = state.batches.iter().find(moved);
+        batch.map(|(id, _)| id.clone())
+    }
+
     fn batch(&self, id: &str) -> Option<TradeBatch> {
         let state = self.state.lock().unwrap();
         let (_, trades) = state.batches.iter().find(|(known, _)| known == id)?;
         Some(TradeBatch {
             batch_id: id.to_owned(),
             status: TradeBatchStatus::Finalized.into(),
-            onchain_tx_hash: format!("0xhash-{id}"),
+            onchain_tx_hash: tx_hash(id),
             block_number: 1,
             trades: trades.len() as u32,
             failed_trade_ids: state.failed[id].clone(),
@@ -181,6 +195,11 @@ impl CfaRegistryService for Registry {
         if let Some(refusal) = self.refusal.lock().unwrap().clone() {
             return Err(refusal);
         }
+        let refused = self.refused_trades.lock().unwrap();
+        if trades.iter().any(|leg| refused.contains(&leg.trade_id)) {
+            return Err(rpc::status::invalid_argument("trades", "cannot be settled"));
+        }
+        drop(refused);
         if self.batch(&batch_id).is_none() {
             self.settle(&batch_id, trades);
         }
@@ -210,6 +229,9 @@ impl CfaRegistryService for Registry {
         cancel_subscription: CancelSubscriptionRequest => CancelSubscriptionResponse,
         list_subscriptions: ListSubscriptionsRequest => ListSubscriptionsResponse,
         issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
+        offer_units: OfferUnitsRequest => OfferUnitsResponse,
+        cancel_offer: CancelOfferRequest => CancelOfferResponse,
+        list_offers: ListOffersRequest => ListOffersResponse,
         redeem_investment_cfa: RedeemInvestmentCfaRequest => RedeemInvestmentCfaResponse,
         start_redemption: StartRedemptionRequest => StartRedemptionResponse,
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,

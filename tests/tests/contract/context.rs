@@ -7,7 +7,7 @@ use prost::Message;
 use proto::common::v1::RequestContext;
 use serde_json::{Value, json};
 use tests::Platform;
-use tests::call::{OPERATOR, TREASURY, context_with_key, text};
+use tests::call::{OPERATOR, SERVICE, context_with_key, text};
 use tests::log::Events;
 use tests::shared::{platform, run};
 use tests::world::rub;
@@ -145,12 +145,10 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
             "context": context_with_key(&payment), "userId": user.id, "amount": rub("70.00"),
             "paymentId": payment,
         });
-        let first = platform
-            .ok(TREASURY, "cfa.IssueCfaRub", issue.clone())
-            .await;
+        let first = platform.ok(SERVICE, "cfa.IssueCfaRub", issue.clone()).await;
         platform.balance_is(&user.cash(), "70.00").await;
         let (second, headers) = platform
-            .call_with_headers(TREASURY, "cfa.IssueCfaRub", issue)
+            .call_with_headers(SERVICE, "cfa.IssueCfaRub", issue)
             .await
             .expect("answered");
         assert_eq!(
@@ -197,7 +195,7 @@ fn r005_the_same_payment_never_issues_twice_whatever_the_key() {
         let payment = platform.deposit(&user, "15.00").await;
         let again = json!({ "userId": user.id, "amount": rub("15.00"), "paymentId": payment });
         // The stored operation and a refusal are both correct answers.
-        let answer = platform.call(TREASURY, "cfa.IssueCfaRub", again).await;
+        let answer = platform.call(SERVICE, "cfa.IssueCfaRub", again).await;
         let request = json!({ "userId": user.id, "externalRef": payment });
         let operations = platform
             .all(OPERATOR, "cfa.ListOperations", "operations", request)

@@ -209,6 +209,7 @@ fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
             ("payments", "payments.ListPayouts"),
             ("market", "market.ListTrades"),
             ("identity", "identity.ListUsers"),
+            ("approvals", "approvals.ListApprovals"),
             ("chain", "chain.GetBlock"),
             ("sandbox", "sandbox.GetBankBalance"),
         ];

@@ -280,10 +280,13 @@ fn r339_lists_of_unknown_filters_are_empty_except_those_of_an_instrument() {
             assert!(rows.is_empty(), "{name}: {rows:?}");
         }
         let unknown = json!({ "instrumentId": "NO-SUCH-THING" });
-        let rows = platform
-            .all(AUDITOR, "cfa.ListSubscriptions", "subscriptions", unknown)
-            .await;
-        assert!(rows.is_empty(), "{rows:?}");
+        for (name, field) in [
+            ("cfa.ListSubscriptions", "subscriptions"),
+            ("cfa.ListOffers", "offers"),
+        ] {
+            let rows = platform.all(AUDITOR, name, field, unknown.clone()).await;
+            assert!(rows.is_empty(), "{name}: {rows:?}");
+        }
         for name in ["cfa.ListHolders", "market.GetOrderBook"] {
             let refusal = platform
                 .refused(AUDITOR, name, json!({ "instrumentId": "NO-SUCH-THING" }))

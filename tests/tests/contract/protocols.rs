@@ -137,6 +137,7 @@ fn r325_every_method_is_served_on_common_and_own_port() {
             ("payments", "payments.ListPayouts"),
             ("market", "market.GetMarketStatus"),
             ("identity", "identity.ListUsers"),
+            ("approvals", "approvals.ListApprovals"),
             ("chain", "chain.GetBlock"),
         ] {
             let url = format!("{}/{}", platform.url(listener), tests::path_of(name));

@@ -24,7 +24,8 @@ pub struct Edge {
 
 /// Crates that serve calls or settle. The layers below do not depend on them.
 #[rustfmt::skip]
-const SERVICES: &[&str] = &["cfa", "chain", "gateway", "ledger", "payments", "sandbox", "settlement"];
+const SERVICES: &[&str] =
+    &["approvals", "cfa", "chain", "gateway", "ledger", "payments", "sandbox", "settlement"];
 
 /// The trading path and its clients.
 #[rustfmt::skip]
@@ -87,6 +88,7 @@ const RULES: &[Rule] = &[
     // cfa submits chain::Action and reads chain::Receipt.
     (&["cfa"], Never(&["ledger", "payments", "sandbox"]), CONTRACT),
     (&["payments"], Never(&["cfa", "chain", "ledger", "sandbox"]), CONTRACT),
+    (&["approvals"], Only(&["events", "proto", "rpc", "service-kit"]), "it makes any call by its descriptor"),
     (&["chain"], Never(&["cfa", "ledger", "payments", "sandbox"]), "the chain has no instruments and no users"),
     (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "they do not depend on trading"),
     (&["sandbox"], Never(&["cfa", "chain", "ledger", "payments"]), OUTSIDE),
@@ -247,6 +249,8 @@ mod tests {
             ("proof", "ledger"),
             ("service-clients", "ledger"),
             ("ledger", "testkit"),
+            ("approvals", "ledger"),
+            ("approvals", "service-clients"),
             ("node", "testkit"),
             ("ledger", "client"),
             ("testkit", "node"),

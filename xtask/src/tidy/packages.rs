@@ -17,12 +17,15 @@ const CHAIN: &[&str] = &["alloy", "revm"];
 const WALLS: [Wall; 5] = [
     (
         &["prost", "prost-types", "tonic", "tonic-prost", "tonic-types"],
-        &["cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox", "service-clients"],
+        &[
+            "approvals", "cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox",
+            "service-clients", "settlement",
+        ],
         "contract types stay with the contracts, their clients and the services",
     ),
     (
         &["sqlx"],
-        &["cfa", "chain", "events", "gateway", "ledger", "payments", "sandbox", "settlement"],
+        &["approvals", "cfa", "chain", "events", "gateway", "ledger", "payments", "sandbox", "settlement"],
         "SQL stays with the crates that have a store",
     ),
     (&["rusqlite"], &["events", "ledger"], "only the ledger's writer uses SQLite without sqlx"),
@@ -91,7 +94,7 @@ mod tests {
     fn a_library_stays_in_its_crates() {
         for (from, package) in [
             ("sequencer", "prost"),
-            ("settlement", "tonic"),
+            ("replica", "tonic"),
             ("node", "sqlx"),
             ("gateway", "rusqlite"),
             ("cfa", "alloy"),
@@ -122,7 +125,7 @@ mod tests {
             "tests of a pure crate are exempt"
         );
         assert!(
-            !is_forbidden("settlement", "tonic", true),
+            !is_forbidden("replica", "tonic", true),
             "tests may serve the contracts of other services"
         );
         assert!(

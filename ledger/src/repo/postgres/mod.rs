@@ -5,7 +5,7 @@
 //! locked, so its key protects it: new rows are inserted, never upserted. The second of two ledgers
 //! fails and is retried on the rows of the first. The end of the audit chain is locked last, before
 //! any insert that may conflict with another ledger. From there to the commit, groups that create
-//! operations wait for one another.
+//! operations wait for one another; so do groups with audit records, from the lock of their chain.
 
 mod limits;
 mod load;
@@ -34,7 +34,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0005_fewer_trips",
     "0006_lists",
     "0007_lists_and_keys",
-    "0008_operation_types"
+    "0008_operation_types",
+    "0009_audit_records"
 );
 
 /// SQLSTATE of a conflict with another session: unique violation, serialization failure, deadlock,

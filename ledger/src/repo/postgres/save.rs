@@ -12,7 +12,10 @@ use crate::{
     book::{Book, Change},
     fold::{Command, CommandKind},
     model::{Hold, Id, Posting, SubAccount},
-    repo::{audit::Start, rows::outcome_text},
+    repo::{
+        audit::{INSERT_RECORD, LAST_RECORD, Start, hash_of},
+        rows::outcome_text,
+    },
 };
 
 /// One column of many rows.
@@ -84,7 +87,40 @@ pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     }
     operations(tx, book).await?;
     sources(tx, book).await?;
-    pending_receipts(tx, book).await
+    pending_receipts(tx, book).await?;
+    records(tx, book).await
+}
+
+/// Writes the audit records. Locks their chain until the commit. The second statement sees what was
+/// committed by the session that had the lock.
+async fn records(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    if !audit::has_records(book) {
+        return Ok(());
+    }
+    sqlx::query("SELECT pg_advisory_xact_lock('audit_records'::regclass::oid::bigint << 8)")
+        .execute(&mut *tx)
+        .await?;
+    let last: Option<(i64, Vec<u8>)> = sqlx::query_as(LAST_RECORD).fetch_optional(&mut *tx).await?;
+    let last = last.map(|(sequence, hash)| Ok::<_, Error>((sequence, hash_of(sequence, &hash)?)));
+    for sealed in audit::seal_records(last.transpose()?, book) {
+        let record = sealed.record;
+        sqlx::query(INSERT_RECORD)
+            .bind(record.sequence)
+            .bind(record.at_us)
+            .bind(record.actor)
+            .bind(record.action)
+            .bind(record.object_id)
+            .bind(record.before)
+            .bind(record.after)
+            .bind(record.reason)
+            .bind(record.request_id)
+            .bind(record.correlation_id)
+            .bind(&sealed.previous_hash[..])
+            .bind(&sealed.hash[..])
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
 }
 
 async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {

@@ -45,7 +45,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0003_replace_nothing",
     "0004_chains",
     "0005_lists",
-    "0006_operation_types"
+    "0006_operation_types",
+    "0007_audit_records"
 );
 
 /// Opens `ledger.sqlite` in the folder and migrates its schema. Returns the reads and the writes of
@@ -71,8 +72,7 @@ pub async fn snapshot(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     }
     let options = SqliteConnectOptions::new().filename(path).read_only(true);
     let mut db = SqliteConnection::connect_with(&options).await?;
-    let is_older =
-        "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'operations_listed')";
+    let is_older = "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'audit_records')";
     if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
         return Err(Error::OldSchema(data_dir.to_owned()));
     }

@@ -5,16 +5,19 @@
 
 use std::sync::OnceLock;
 
-use rusqlite::{CachedStatement, Connection, ToSql, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, ToSql, params};
 
 use super::limits;
 use crate::{
     Error,
-    audit::Block,
+    audit::{self, Block},
     book::{Book, Change, FlushedRows},
     fold::{Command, CommandKind},
     model::{Account, Hold, Operation, Posting, SubAccount},
-    repo::rows::outcome_text,
+    repo::{
+        audit::{INSERT_RECORD, LAST_RECORD, hash_of},
+        rows::outcome_text,
+    },
 };
 
 static SUB_ACCOUNT: Insert = Insert::new(
@@ -131,7 +134,41 @@ pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     save_accounts(db, book)?;
     save_holds(db, book)?;
     save_operations(db, book, block)?;
-    save_answers_and_sources(db, book)
+    save_answers_and_sources(db, book)?;
+    save_records(db, book)
+}
+
+/// Writes the audit records.
+fn save_records(db: &Connection, book: &Book) -> Result<(), Error> {
+    if !audit::has_records(book) {
+        return Ok(());
+    }
+    let last: Option<(i64, Vec<u8>)> = db
+        .prepare_cached(LAST_RECORD)?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let last = match last {
+        Some((sequence, hash)) => Some((sequence, hash_of(sequence, &hash)?)),
+        None => None,
+    };
+    let sealed = audit::seal_records(last, book);
+    execute_each(db, INSERT_RECORD, sealed, |to, sealed| {
+        let record = sealed.record;
+        to.execute(params![
+            record.sequence,
+            record.at_us,
+            record.actor,
+            record.action,
+            record.object_id,
+            record.before,
+            record.after,
+            record.reason,
+            record.request_id,
+            record.correlation_id,
+            sealed.previous_hash,
+            sealed.hash,
+        ])
+    })
 }
 
 /// Writes new operations and their postings. `place`: position of the first one in the block.

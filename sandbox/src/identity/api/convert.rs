@@ -52,6 +52,18 @@ pub fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Deci
         .map_err(|error| invalid_argument(field, error.to_string()))
 }
 
+/// The value of an order in roubles: not negative. It is checked even if quantities are counted, so
+/// that no call with nonsense is accepted (D49).
+pub fn notional(value: &common::Money) -> Result<Decimal, Status> {
+    rubles("notional", value)?;
+    let notional = convert::decimal(value.amount.as_ref())
+        .map_err(|error| invalid_argument("notional", error.to_string()))?;
+    if notional.is_negative() {
+        return Err(invalid_argument("notional", "must not be negative"));
+    }
+    Ok(notional)
+}
+
 /// A daily limit in roubles: not negative, exact in kopecks.
 pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
     rubles("daily_limit", value)?;

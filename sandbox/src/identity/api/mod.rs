@@ -244,11 +244,11 @@ impl IdentityService for Api {
         rpc::context::record_read_context(ask.context);
         let limit_type = limit_type(ask.limit_type)?;
         let mut amount = amount("amount", ask.amount.as_ref())?;
-        if limit_type == LimitType::Trading
-            && self.0.basis == TradingBasis::Notional
-            && ask.notional.is_some()
-        {
-            amount = convert::amount("notional", ask.notional.as_ref())?;
+        if let Some(notional) = &ask.notional {
+            let notional = convert::notional(notional)?;
+            if limit_type == LimitType::Trading && self.0.basis == TradingBasis::Notional {
+                amount = notional;
+            }
         }
         let user = self.user(&ask.user_id).await?;
         let limit = self.limit(&ask.user_id, limit_type).await?;
@@ -439,6 +439,11 @@ impl IdentityService for Api {
             daily: daily.unwrap_or(known.daily),
             refuse_with: ask.refuse_with,
         };
+        if limit.is_above(&known) {
+            caller.require_approval("dfa.identity.v1.IdentityService/SetLimit")?;
+            let (user_id, by) = (&ask.user_id, &caller.subject);
+            tracing::info!(user_id, %limit_type, by, "user limit raised");
+        }
         repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
             .await
             .map_err(sql_status)?;
@@ -487,6 +492,8 @@ impl IdentityService for Api {
         let context = rpc::context::write(ask.context.take())?;
         let once = Once::of("UnblockUser", &caller, &context, &ask);
         let mut tx = begin!(self, &once);
+        let (user_id, by) = (&ask.user_id, &caller.subject);
+        tracing::info!(user_id, by, reason = ask.reason, "user unblock requested");
         let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, &ask.reason, |user| {
             user.blocked = None;
             Kind::Unblocked

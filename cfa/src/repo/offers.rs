@@ -1,0 +1,321 @@
+//! Offers of users to buy units of an issue, or to sell them back to its issuer.
+
+use events::Tx;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row};
+
+use super::{Repo, code};
+use crate::error::Error;
+use crate::model::{Offer, OfferSide, OfferStatus, Operation};
+
+/// Result of `insert_offer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfferInsert {
+    Stored,
+    KeyUsed,
+    TooMany,
+}
+
+impl Repo {
+    pub async fn offer(&self, id: &str) -> Result<Option<Offer>, Error> {
+        let row = sqlx::query("SELECT * FROM offer WHERE offer_id = $1")
+            .bind(id)
+            .fetch_optional(self.db.read())
+            .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn offer_by_key(
+        &self,
+        side: OfferSide,
+        user_id: &str,
+        key: &str,
+    ) -> Result<Option<Offer>, Error> {
+        let row = sqlx::query(
+            "SELECT * FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key = $3",
+        )
+        .bind(user_id)
+        .bind(side.code())
+        .bind(key)
+        .fetch_optional(self.db.read())
+        .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    /// The user's oldest active offer for exactly the units of an operation. Its payment is that of
+    /// the operation; an offer to sell may ask for less.
+    pub async fn offer_for_in_tx(
+        &self,
+        tx: &mut Tx,
+        side: OfferSide,
+        operation: &Operation,
+        now_us: i64,
+    ) -> Result<Option<Offer>, Error> {
+        let row = sqlx::query(
+            "SELECT * FROM offer INDEXED BY offer_active \
+             WHERE user_id = $1 AND instrument_id = $2 AND side = $3 AND status = 2
+               AND units_minor = $4 AND (payment_minor = $5 OR side = 2 AND payment_minor < $5)
+               AND expires_at_us > $6
+             ORDER BY created_at_us, offer_id LIMIT 1",
+        )
+        .bind(&operation.user_id)
+        .bind(&operation.instrument_id)
+        .bind(side.code())
+        .bind(operation.units_minor)
+        .bind(operation.payment_minor)
+        .bind(now_us)
+        .fetch_optional(&mut **tx)
+        .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    /// Stores an offer unless its key exists, or more would be pending, active or not released yet
+    /// than `user_max` of the user or `issue_max` of the issue, each on this side.
+    ///
+    /// # Errors
+    /// `InstrumentNotActive` for a MATURED or REDEEMED issue.
+    pub async fn insert_offer(
+        &self,
+        new: &Offer,
+        user_max: i64,
+        issue_max: Option<i64>,
+    ) -> Result<OfferInsert, Error> {
+        let mut tx = self.begin().await?;
+        let done = sqlx::query(
+            "INSERT INTO offer (offer_id, side, instrument_id, user_id, units_minor, \
+                payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
+                created_at_us, updated_at_us)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9, $10, $11, $11) ON CONFLICT DO NOTHING",
+        )
+        .bind(&new.offer_id)
+        .bind(new.side.code())
+        .bind(&new.instrument_id)
+        .bind(&new.user_id)
+        .bind(new.units_minor)
+        .bind(new.payment_minor)
+        .bind(new.status.code())
+        .bind(&new.idempotency_key)
+        .bind(&new.correlation_id)
+        .bind(new.expires_at_us)
+        .bind(new.created_at_us)
+        .execute(&mut *tx)
+        .await?;
+        // Dropping the transaction rolls the insert back.
+        if done.rows_affected() == 0 {
+            return Ok(OfferInsert::KeyUsed);
+        }
+        self.require_unmatured_in_tx(&mut tx, &new.instrument_id)
+            .await?;
+        let of_user: i64 = sqlx::query_scalar(
+            "SELECT COUNT(*) FROM offer INDEXED BY offer_live \
+             WHERE user_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+        )
+        .bind(&new.user_id)
+        .bind(new.side.code())
+        .fetch_one(&mut *tx)
+        .await?;
+        let mut is_above = of_user > user_max;
+        if let Some(issue_max) = issue_max {
+            let of_issue: i64 = sqlx::query_scalar(
+                "SELECT COUNT(*) FROM offer INDEXED BY offer_live_of_issue \
+                 WHERE instrument_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
+            )
+            .bind(&new.instrument_id)
+            .bind(new.side.code())
+            .fetch_one(&mut *tx)
+            .await?;
+            is_above |= of_issue > issue_max;
+        }
+        if is_above {
+            return Ok(OfferInsert::TooMany);
+        }
+        tx.commit().await?;
+        Ok(OfferInsert::Stored)
+    }
+
+    /// Deletes an offer whose money or units the ledger refused to hold.
+    pub async fn delete_pending_offer(&self, id: &str) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        sqlx::query("DELETE FROM offer WHERE offer_id = $1 AND status = 1")
+            .bind(id)
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Stores the status, and whether a step is left. False if the stored status is not `before`.
+    pub async fn save_offer_in_tx(
+        &self,
+        tx: &mut Tx,
+        offer: &Offer,
+        before: OfferStatus,
+        has_step: bool,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "UPDATE offer SET status = $2, step = $3, updated_at_us = $4 \
+             WHERE offer_id = $1 AND status = $5",
+        )
+        .bind(&offer.offer_id)
+        .bind(offer.status.code())
+        .bind(has_step)
+        .bind(offer.updated_at_us)
+        .bind(before.code())
+        .execute(&mut **tx)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Uses an active offer for an operation. False if it is not active any more.
+    pub async fn use_offer_in_tx(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+        operation: &Operation,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "UPDATE offer SET status = 3, operation_id = $2, updated_at_us = $3
+             WHERE offer_id = $1 AND status = 2",
+        )
+        .bind(id)
+        .bind(&operation.operation_id)
+        .bind(operation.created_at_us)
+        .execute(&mut **tx)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Reactivates and returns the offer of an operation that was deleted before it had effects.
+    pub async fn restore_offer_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation_id: &str,
+        now_us: i64,
+    ) -> Result<Option<Offer>, Error> {
+        let row = sqlx::query(
+            "UPDATE offer SET status = 2, operation_id = '', updated_at_us = $2
+             WHERE operation_id = $1 AND operation_id <> '' AND status = 3 RETURNING *",
+        )
+        .bind(operation_id)
+        .bind(now_us)
+        .fetch_optional(&mut **tx)
+        .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    /// Moves an offer whose step failed to the end of the queue. False if it has no step left.
+    pub async fn postpone_offer(&self, id: &str, now_us: i64) -> Result<bool, Error> {
+        let mut tx = self.begin().await?;
+        let done = sqlx::query(
+            "UPDATE offer SET step = 2, updated_at_us = $2 WHERE offer_id = $1 AND step > 0",
+        )
+        .bind(id)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Offers with a step left and not changed since `before_us`, oldest first.
+    pub async fn open_offers(&self, before_us: i64, limit: i64) -> Result<Vec<Offer>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM offer WHERE step > 0 AND updated_at_us < $1 \
+             ORDER BY updated_at_us LIMIT $2",
+        )
+        .bind(before_us)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Id of the oldest offer of a side whose last step failed.
+    pub async fn failed_offer(&self, side: OfferSide) -> Result<Option<String>, Error> {
+        let found = sqlx::query_scalar(
+            "SELECT offer_id FROM offer INDEXED BY offer_failed \
+             WHERE side = $1 AND step = 2 ORDER BY updated_at_us LIMIT 1",
+        )
+        .bind(side.code())
+        .fetch_optional(self.db.read());
+        Ok(found.await?)
+    }
+
+    /// Pending and active offers past their expiry.
+    pub async fn expired_offers(&self, now_us: i64, limit: i64) -> Result<Vec<Offer>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM offer WHERE status < 3 AND expires_at_us <= $1 \
+             ORDER BY expires_at_us LIMIT $2",
+        )
+        .bind(now_us)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Offers to sell units of an issue that are pending, active or not released yet, in the order
+    /// of their ids, after the given one.
+    pub async fn live_sales(
+        &self,
+        instrument_id: &str,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Offer>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM offer INDEXED BY offer_live_of_issue \
+             WHERE instrument_id = $1 AND side = 2 AND offer_id > $2 AND (status < 3 OR step > 0)
+             ORDER BY offer_id LIMIT $3",
+        )
+        .bind(instrument_id)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// A page of a user's or an issue's offers, newest first, strictly after the bound.
+    pub async fn offers(
+        &self,
+        side: OfferSide,
+        user_id: &str,
+        instrument_id: &str,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<Offer>, Error> {
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new("SELECT * FROM offer WHERE ");
+        if user_id.is_empty() {
+            query.push("instrument_id = ").push_bind(instrument_id);
+        } else {
+            query.push("user_id = ").push_bind(user_id);
+            if !instrument_id.is_empty() {
+                query.push(" AND instrument_id = ").push_bind(instrument_id);
+            }
+        }
+        query.push(" AND side = ").push_bind(side.code());
+        query.push(" AND (created_at_us, offer_id) < (");
+        query.push_bind(bound.0).push(", ").push_bind(bound.1);
+        query.push(") ORDER BY created_at_us DESC, offer_id DESC LIMIT ");
+        query.push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+}
+
+fn decode(row: &SqliteRow) -> Result<Offer, Error> {
+    Ok(Offer {
+        offer_id: row.try_get("offer_id")?,
+        side: code(row, "side", OfferSide::from_code)?,
+        instrument_id: row.try_get("instrument_id")?,
+        user_id: row.try_get("user_id")?,
+        units_minor: row.try_get("units_minor")?,
+        payment_minor: row.try_get("payment_minor")?,
+        status: code(row, "status", OfferStatus::from_code)?,
+        operation_id: row.try_get("operation_id")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        correlation_id: row.try_get("correlation_id")?,
+        expires_at_us: row.try_get("expires_at_us")?,
+        created_at_us: row.try_get("created_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+    })
+}

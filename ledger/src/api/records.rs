@@ -1,0 +1,57 @@
+//! RPC that lists audit records, for staff (D34).
+
+use proto::{convert::to_timestamp_us, ledger::v1 as wire};
+use rpc::{
+    Caller,
+    page::{self, Key},
+};
+use tonic::{Response, Status};
+
+use super::{Api, convert, reads, refused};
+use crate::{audit, repo::RecordFilter};
+
+impl Api {
+    pub(super) async fn list_audit_records(
+        &self,
+        _: &Caller,
+        message: wire::ListAuditRecordsRequest,
+    ) -> Result<Response<wire::ListAuditRecordsResponse>, Status> {
+        rpc::context::record_read_context(message.context);
+        convert::check_text("actor", &message.actor).map_err(refused)?;
+        reads::check_id_filter("object_id", &message.object_id)?;
+        let hash = page::filter_hash(&[&message.actor, &message.object_id]);
+        let page = page::parse(message.pagination, hash)?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &message.actor,
+            object_id: &message.object_id,
+        };
+        let rows = self
+            .store
+            .audit_records(&filter, before, page.rows_limit())
+            .await;
+        let mut rows = rows.map_err(reads::failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.sequence,
+            id: String::new(),
+        });
+        let records = rows.into_iter().map(|row| wire::AuditRecord {
+            sequence: row.sequence.unsigned_abs(),
+            at: Some(to_timestamp_us(row.at_us)),
+            previous_hash: audit::hex(&row.previous_hash),
+            hash: audit::hex(&row.hash),
+            actor: row.actor,
+            action: row.action,
+            object_id: row.object_id,
+            before: row.before,
+            after: row.after,
+            reason: row.reason,
+            request_id: row.request_id,
+            correlation_id: row.correlation_id,
+        });
+        Ok(Response::new(wire::ListAuditRecordsResponse {
+            records: records.collect(),
+            pagination: Some(pagination),
+        }))
+    }
+}

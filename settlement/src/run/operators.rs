@@ -1,0 +1,211 @@
+//! What operators read of settlement, and the two things that they may do: end the pauses of
+//! waiting steps, and bust a trade that stops the queue before the chain.
+//!
+//! A trade is bust by an operator only if the chain service has refused its batch repeatedly and
+//! does not have it. The worker that owns the batch checks this once more before the trade leaves
+//! the batch, so a trade is never both bust and on chain.
+
+use std::sync::Arc;
+
+use replica::Replica;
+use service_clients::caused_by;
+use service_clients::cfa::TradeBatch;
+use types::{Id128, Sequence, derived};
+
+use super::failure::{self, WaitingStep};
+use super::{SharedState, now_us};
+use crate::progress::Stats;
+use crate::repo::{BreakFilter, BreakRow, RequestedBust, StoreError};
+use crate::request::SOURCE;
+use crate::saga::State;
+
+/// Maximum waiting steps per answer.
+const WAITING_MAX: usize = 100;
+
+/// State of settlement for operators.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Last durable record of the journal.
+    pub journal: Sequence,
+    pub stats: Stats,
+    pub oldest_batch_at_us: Option<i64>,
+    pub breaks_open: usize,
+    pub oldest_break_at_us: Option<i64>,
+    pub waiting: Vec<WaitingStep>,
+}
+
+/// A batch that is not final.
+#[derive(Clone, Debug)]
+pub struct OpenBatch {
+    /// Position in the list.
+    pub number: i64,
+    pub batch_id: String,
+    pub state: State,
+    pub attempt: u8,
+    /// Trades that are neither final nor bust.
+    pub trades: Vec<Id128>,
+    pub sealed_at_us: i64,
+    pub changed_at_us: i64,
+}
+
+/// Why a trade is not bust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BustRefusal {
+    /// It is not in the batch that waits for its submission to the chain.
+    NotWaiting,
+    /// Its batch has not been refused repeatedly.
+    NotStuck,
+    /// The chain service has its batch, and may have sent it.
+    Submitted,
+    /// The chain service does not tell whether it has its batch.
+    Away,
+}
+
+/// The calls of operators.
+#[derive(Clone)]
+pub struct Operators {
+    state: Arc<SharedState>,
+    replica: Replica,
+}
+
+impl Operators {
+    pub(super) fn new(state: Arc<SharedState>, replica: Replica) -> Self {
+        Self { state, replica }
+    }
+
+    /// # Errors
+    /// The store cannot be read, as for all calls.
+    pub async fn status(&self) -> Result<Status, StoreError> {
+        let state = &self.state;
+        let breaks = state.repo.breaks().await?;
+        Ok(Status {
+            journal: self.replica.durable(),
+            stats: state.tracker.stats(state.failures.stuck()),
+            oldest_batch_at_us: state.repo.oldest_open_at().await?,
+            breaks_open: breaks.len(),
+            oldest_break_at_us: breaks.first().map(|oldest| oldest.found_at_us),
+            waiting: state.failures.waiting(WAITING_MAX),
+        })
+    }
+
+    /// Batches with a number below `before`, newest first.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn batches(&self, before: i64, limit: i64) -> Result<Vec<OpenBatch>, StoreError> {
+        let rows = self.state.repo.list_open_batches(before, limit).await?;
+        let rows = rows.into_iter();
+        let batch = |(row, sealed_at_us, changed_at_us): (crate::repo::Stored, i64, i64)| {
+            let trades = TradeBatch::from_bytes(&row.legs).map_or_else(Vec::new, |of| of.trades);
+            let saga = &row.saga;
+            // Bust trades include the withdrawn ones.
+            let ended = match saga.bust.is_empty() {
+                true => &saga.withdrawn,
+                false => &saga.bust,
+            };
+            let open = saga.open.iter().chain(ended);
+            let id = |index: &u32| Some(trades.get(*index as usize)?.trade_id);
+            OpenBatch {
+                number: row.number,
+                trades: open.filter_map(id).collect(),
+                batch_id: row.batch_id,
+                state: row.saga.state,
+                attempt: row.saga.attempt,
+                sealed_at_us,
+                changed_at_us,
+            }
+        };
+        Ok(rows.map(batch).collect())
+    }
+
+    /// Differences, newest first, strictly after the bound.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn breaks(
+        &self,
+        filter: &BreakFilter<'_>,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<BreakRow>, StoreError> {
+        self.state.repo.list_breaks(filter, bound, limit).await
+    }
+
+    /// Ends the pauses of all waiting steps and compares open differences at once. `None`: neither
+    /// a step nor an open difference has this id; an empty id stands for any.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn retry(&self, id: &str) -> Result<Option<Vec<WaitingStep>>, StoreError> {
+        let state = &self.state;
+        if !id.is_empty() && !state.failures.is_waiting(id) {
+            let breaks = state.repo.breaks().await?;
+            if !breaks.iter().any(|open| open.hold_id == id) {
+                return Ok(None);
+            }
+        }
+        let waiting = state.failures.waiting(WAITING_MAX);
+        state.retry.notify_waiters();
+        Ok(Some(waiting))
+    }
+
+    /// Stores the request to bust a trade, which the worker of its batch executes. Returns the
+    /// batch; with the digest of the earlier call for a repeat.
+    ///
+    /// # Errors
+    /// As [`Self::status`]; also, the store cannot be written.
+    pub async fn bust(
+        &self,
+        trade_id: Id128,
+        actor: &str,
+        reason: &str,
+        digest: i64,
+    ) -> Result<Result<(String, Option<i64>), BustRefusal>, StoreError> {
+        let state = &self.state;
+        if let Some((batch_id, digest)) = state.repo.requested_bust(trade_id).await? {
+            return Ok(Ok((batch_id, Some(digest))));
+        }
+        let Some(row) = state.repo.first_posted().await? else {
+            return Ok(Err(BustRefusal::NotWaiting));
+        };
+        let trades = TradeBatch::from_bytes(&row.legs).map_or_else(Vec::new, |of| of.trades);
+        let is_of_trade = |index: &u32| {
+            let trade = trades.get(*index as usize);
+            trade.is_some_and(|trade| trade.trade_id == trade_id)
+        };
+        if !row.saga.open.iter().any(is_of_trade) {
+            return Ok(Err(BustRefusal::NotWaiting));
+        }
+        let attempt = derived::attempt_id(&row.batch_id, row.saga.attempt);
+        if !state.failures.is_stuck(failure::CHAIN, &attempt) {
+            return Ok(Err(BustRefusal::NotStuck));
+        }
+        let context = caused_by(&format!("{SOURCE}:{attempt}"));
+        match state.cfa.trade_batch(&context, &attempt, 0).await {
+            Ok(_) => return Ok(Err(BustRefusal::Submitted)),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                tracing::warn!(%error, batch = attempt, "cannot ask for the batch of a bust trade");
+                return Ok(Err(BustRefusal::Away));
+            }
+        }
+        let request = RequestedBust {
+            trade_id,
+            batch_id: row.batch_id,
+            actor: actor.to_owned(),
+            reason: reason.to_owned(),
+            digest,
+        };
+        state.repo.request_bust(&request, now_us()).await?;
+        tracing::warn!(
+            %trade_id,
+            batch = request.batch_id,
+            actor,
+            reason,
+            "an operator busts a trade before its batch is submitted"
+        );
+        state.requested().insert(trade_id, reason.to_owned());
+        state.retry.notify_waiters();
+        Ok(Ok((request.batch_id, None)))
+    }
+}

@@ -1,0 +1,354 @@
+//! Mutated requests of every method of the contract, against a running platform.
+//!
+//! The requests follow from the descriptors, so a new method is fuzzed without a change here
+//! ([`stage`] has the requests that need prepared objects). Each method gets at least
+//! [`PER_METHOD_MIN`] mutations of a valid request, as Connect JSON or binary: of its fields
+//! ([`edits`]), of its bytes ([`wire_level`]) and of body and headers ([`bodies`]).
+//!
+//! A fault is an answer of 500 or above, except 504 and a 503 that a repeat does not get, and the
+//! acceptance of a request that the contract forbids ([`Must::Refuse`]).
+
+mod bodies;
+mod edits;
+mod requests;
+mod stage;
+mod wire_level;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use prost_reflect::{DynamicMessage, MethodDescriptor};
+use rpc::contract::Contract;
+use serde_json::Value;
+
+use stage::Posted;
+pub use stage::Stage;
+
+use crate::flow::Random;
+use crate::wire::{methods, pool};
+use crate::{Platform, Refusal};
+
+/// Least mutations of each method.
+pub const PER_METHOD_MIN: usize = 90;
+/// Most mutations of the fields, of the bytes and of the context of a request.
+const FIELDS_MAX: usize = 90;
+const BYTES_MAX: usize = 24;
+const CONTEXT_MAX: usize = 60;
+/// Total from which on no more mutations of the context are added.
+const ENOUGH: usize = 120;
+/// Calls at a time.
+const IN_FLIGHT: usize = 8;
+/// Time in which a repeat must get another answer than 503.
+const UNAVAILABLE_MAX: Duration = Duration::from_secs(20);
+
+/// Methods whose effects reach the calls of other methods. They are called last.
+const LAST: [&str; 9] = [
+    "ledger.SetVelocityLimit",
+    "ledger.SetSubAccountStatus",
+    "market.SetMemberBounds",
+    "market.SetMemberGroup",
+    "market.SetKillSwitch",
+    "market.SetTradingPhase",
+    "market.ConfirmClock",
+    "approvals.Approve",
+    "sandbox.SetFault",
+];
+
+/// What an answer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Must {
+    /// An answer, of any kind.
+    Answer,
+    /// An answer, or the end of the connection: a body that is too large is not read.
+    AnswerOrClose,
+    Refuse,
+    /// A refusal, or the end of the connection.
+    RefuseOrClose,
+}
+
+/// One mutated request.
+pub struct Mutation {
+    /// What is changed.
+    pub what: String,
+    pub verb: reqwest::Method,
+    pub content_type: &'static str,
+    pub headers: Vec<(&'static str, &'static str)>,
+    /// `None`: the method's own token.
+    pub token: Option<&'static str>,
+    pub body: Vec<u8>,
+    pub must: Must,
+}
+
+impl Mutation {
+    fn json(what: impl Into<String>, body: impl Into<Vec<u8>>, must: Must) -> Self {
+        Self::new(what.into(), "application/json", body.into(), must)
+    }
+
+    fn proto(what: impl Into<String>, body: impl Into<Vec<u8>>, must: Must) -> Self {
+        Self::new(what.into(), "application/proto", body.into(), must)
+    }
+
+    fn new(what: String, content_type: &'static str, body: Vec<u8>, must: Must) -> Self {
+        Self {
+            what,
+            verb: reqwest::Method::POST,
+            content_type,
+            headers: Vec::new(),
+            token: None,
+            body,
+            must,
+        }
+    }
+}
+
+/// Result of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Mutations sent, by method.
+    pub sent: BTreeMap<String, usize>,
+    /// Accepted requests.
+    pub accepted: usize,
+    /// Methods whose unmutated request has an invalid field.
+    pub invalid_bases: Vec<String>,
+    /// Answers that are faults, and accepted requests that must be refused.
+    pub faults: Vec<String>,
+}
+
+/// `/package.Service/Method`.
+fn path(method: &MethodDescriptor) -> String {
+    format!("/{}/{}", method.parent_service().full_name(), method.name())
+}
+
+/// True for a method that changes nothing.
+fn reads_only(method: &MethodDescriptor) -> bool {
+    let contract = Contract::platform();
+    let found = contract.method(&path(method));
+    found.is_some_and(|method| method.reads_only)
+}
+
+/// `ledger.GetBalance` of a method's descriptor.
+pub fn short_name(method: &MethodDescriptor) -> String {
+    let package = method.parent_service().package_name().to_owned();
+    let area = package.split('.').nth(1).unwrap_or_default();
+    format!("{area}.{}", method.name())
+}
+
+impl Platform {
+    /// Sends the mutations of every method; the seed selects them. Undoes what they changed, so
+    /// that the proof of balances passes afterwards.
+    pub async fn fuzz_schema(&self, stage: &Stage, seed: u64) -> Report {
+        let mut report = Report::default();
+        let pool = pool();
+        let all = methods(&pool);
+        let is_last = |method: &&MethodDescriptor| LAST.contains(&short_name(method).as_str());
+        let mut posted = Posted::default();
+        for method in all.iter().filter(|method| !is_last(method)) {
+            self.fuzz_method(stage, method, seed, &mut report, &mut posted)
+                .await;
+        }
+        stage.undo_money(self, &posted).await;
+        for name in LAST {
+            let method = all.iter().find(|method| short_name(method) == name);
+            let method = method.unwrap_or_else(|| panic!("no method {name}"));
+            self.fuzz_method(stage, method, seed, &mut report, &mut posted)
+                .await;
+        }
+        stage.undo_settings(self).await;
+        report
+    }
+
+    async fn fuzz_method(
+        &self,
+        stage: &Stage,
+        method: &MethodDescriptor,
+        seed: u64,
+        report: &mut Report,
+        posted: &mut Posted,
+    ) {
+        let name = short_name(method);
+        let base = Mutation::json("base", stage.request(method).to_string(), Must::Answer);
+        match self.send(stage, method, &base).await {
+            Sent::Accepted(answer) => posted.note(&name, &answer),
+            Sent::Refused(refusal) if refusal.code == "invalid_argument" => {
+                let message = format!("{name}: {}", refusal.message);
+                report.invalid_bases.push(message);
+            }
+            _ => {}
+        }
+        let mutations = mutations(stage, method, seed);
+        report.sent.insert(name.clone(), mutations.len());
+        let calls = mutations.iter().map(|mutation| async move {
+            let sent = self.send(stage, method, mutation).await;
+            (mutation, sent)
+        });
+        let mut calls = futures::stream::iter(calls).buffer_unordered(IN_FLIGHT);
+        while let Some((mutation, sent)) = calls.next().await {
+            if let Some(fault) = fault(mutation.must, &sent) {
+                let body = shown(&mutation.body);
+                let what = &mutation.what;
+                report
+                    .faults
+                    .push(format!("{name}, {what}: {fault}\n  {body}"));
+            }
+            if let Sent::Accepted(answer) = sent {
+                report.accepted += 1;
+                posted.note(&name, &answer);
+            }
+        }
+    }
+
+    /// Sends a request; repeats it while the answer is 503.
+    async fn send(&self, stage: &Stage, method: &MethodDescriptor, mutation: &Mutation) -> Sent {
+        let deadline = Instant::now() + UNAVAILABLE_MAX;
+        loop {
+            let sent = self.send_once(stage, method, mutation).await;
+            let is_unavailable = matches!(&sent, Sent::Refused(Refusal { http: 503, .. }));
+            if !is_unavailable || Instant::now() > deadline {
+                return sent;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn send_once(
+        &self,
+        stage: &Stage,
+        method: &MethodDescriptor,
+        mutation: &Mutation,
+    ) -> Sent {
+        let url = format!("{}{}", self.url("all"), path(method));
+        let mut call = self
+            .http
+            .request(mutation.verb.clone(), url)
+            .header("content-type", mutation.content_type)
+            .body(mutation.body.clone());
+        for (name, value) in &mutation.headers {
+            call = call.header(*name, *value);
+        }
+        let token = match mutation.token {
+            Some(token) => token.to_owned(),
+            None => stage.token(method),
+        };
+        if !token.is_empty() {
+            call = call.bearer_auth(token);
+        }
+        let answer = match call.send().await {
+            Ok(answer) => answer,
+            Err(error) => return Sent::Closed(error.to_string()),
+        };
+        let http = answer.status().as_u16();
+        let body = match answer.bytes().await {
+            Ok(body) => body,
+            Err(error) => return Sent::Closed(error.to_string()),
+        };
+        if http >= 300 {
+            let body = serde_json::from_slice(&body).unwrap_or_default();
+            return Sent::Refused(Refusal::read(http, body));
+        }
+        let decoded = if mutation.content_type == "application/proto" {
+            DynamicMessage::decode(method.output(), body)
+                .ok()
+                .and_then(|message| serde_json::to_value(message).ok())
+        } else {
+            serde_json::from_slice(&body).ok()
+        };
+        match decoded {
+            Some(answer) => Sent::Accepted(answer),
+            None => Sent::Unreadable,
+        }
+    }
+}
+
+/// Outcome of a call.
+enum Sent {
+    Accepted(Value),
+    Refused(Refusal),
+    /// A success whose body is not the method's answer.
+    Unreadable,
+    Closed(String),
+}
+
+/// Why an outcome is a fault; `None` if it is none.
+fn fault(must: Must, sent: &Sent) -> Option<String> {
+    match (must, sent) {
+        (_, Sent::Refused(refusal)) if refusal.http >= 500 && refusal.http != 504 => {
+            Some(format!("{} {}", refusal.http, refusal.body))
+        }
+        (Must::Refuse | Must::RefuseOrClose, Sent::Accepted(answer)) => Some(format!(
+            "accepted: {}",
+            shown(answer.to_string().as_bytes())
+        )),
+        (_, Sent::Unreadable) => Some("the answer is not the method's message".to_owned()),
+        (Must::Answer | Must::Refuse, Sent::Closed(error)) => Some(error.clone()),
+        _ => None,
+    }
+}
+
+/// The first 300 bytes of a body.
+fn shown(body: &[u8]) -> String {
+    String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned()
+}
+
+/// The mutations of a method, selected by the seed.
+fn mutations(stage: &Stage, method: &MethodDescriptor, seed: u64) -> Vec<Mutation> {
+    let salt = short_name(method).bytes().fold(seed, |hash, byte| {
+        hash.wrapping_mul(31).wrapping_add(u64::from(byte))
+    });
+    let mut random = Random::new(salt);
+    let base = stage.request(method);
+    let (own, context): (Vec<_>, Vec<_>) = edits::of(&method.input())
+        .into_iter()
+        .partition(|edit| !edit.is_of_context());
+    let mut all = bodies::of(method, &base);
+    all.extend(taken(
+        wire_level::of(method, &base, &mut random),
+        BYTES_MAX,
+        &mut random,
+    ));
+    let mut edited = taken(own, FIELDS_MAX, &mut random);
+    let rest = ENOUGH.saturating_sub(all.len() + edited.len());
+    edited.extend(taken(context, rest.clamp(10, CONTEXT_MAX), &mut random));
+    for (at, edit) in edited.iter().enumerate() {
+        // A fresh request per mutation: a repeated key would get the stored answer.
+        all.push(edit.render(method, stage.request(method), at % 2 == 1));
+    }
+    all
+}
+
+/// At most `count` items, chosen by the generator.
+fn taken<T>(mut items: Vec<T>, count: usize, random: &mut Random) -> Vec<T> {
+    for at in (1..items.len()).rev() {
+        let bound = u64::try_from(at).expect("64 bits") + 1;
+        let other = usize::try_from(random.below(bound)).expect("an index");
+        items.swap(at, other);
+    }
+    items.truncate(count);
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn faults_are_errors_of_the_server_and_accepted_nonsense() {
+        let refused = |http| Sent::Refused(Refusal::read(http, json!({})));
+        for (must, sent, is_fault) in [
+            (Must::Answer, refused(500), true),
+            (Must::Answer, refused(501), true),
+            (Must::Refuse, refused(503), true),
+            (Must::Refuse, refused(504), false),
+            (Must::Refuse, refused(400), false),
+            (Must::Refuse, Sent::Accepted(json!({})), true),
+            (Must::Answer, Sent::Accepted(json!({})), false),
+            (Must::Answer, Sent::Closed("reset".into()), true),
+            (Must::RefuseOrClose, Sent::Closed("reset".into()), false),
+            (Must::Answer, Sent::Unreadable, true),
+        ] {
+            assert_eq!(fault(must, &sent).is_some(), is_fault, "{must:?}");
+        }
+    }
+}
