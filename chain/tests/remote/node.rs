@@ -223,12 +223,12 @@ impl Script {
     }
 
     fn block(&self, number: &Value) -> Option<&Mined> {
-        if let Some(hash) = number.get("blockHash") {
-            return self.blocks.iter().find(|block| json!(block.hash) == *hash);
-        }
-        match number.as_str().expect("a number") {
-            "latest" | "pending" => self.blocks.last(),
-            text => self.blocks.get(quantity(text) as usize),
+        let hash = number.get("blockHash").unwrap_or(number);
+        let by_hash = self.blocks.iter().find(|block| json!(block.hash) == *hash);
+        match number.as_str() {
+            Some("latest" | "pending") => self.blocks.last(),
+            Some(text) if text.len() < 66 => self.blocks.get(quantity(text) as usize),
+            _ => by_hash,
         }
     }
 

@@ -315,8 +315,11 @@ async fn r064_a_filler_with_a_higher_fee_is_not_sent_again_under_another_nonce()
     until(|| has_received(0, 1)).await;
     // The filler needs a higher fee too.
     node.script().base_fee = 10_000;
-    node.script().mine_empty(2);
-    until(|| has_received(0, 10_000) && has_received(1, 10_000)).await;
+    until(|| {
+        node.script().mine_empty(1);
+        has_received(0, 10_000) && has_received(1, 10_000)
+    })
+    .await;
     until(|| {
         let mut script = node.script();
         script.mine();

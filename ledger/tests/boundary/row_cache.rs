@@ -236,38 +236,35 @@ async fn r237_a_failed_assertion_stops_the_writer_and_not_the_caller() {
 
 async fn failed_assertion(others: usize) {
     let world = World::new().await;
-    world.fund("u1", RUB, "1").await;
-    let call = async |key: &str, amount: &str| {
-        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", amount, RUB)];
+    world.fund("u1", RUB, "1000").await;
+    let hold_id = world.hold("u1", RUB, "1").await.hold_id;
+    let call = async |key: &str| {
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
         let operations = (0..=others).map(|number| {
             let key = format!("{key} {number}");
             item(OperationType::Payment, "u1", &key, &legs)
         });
+        let mut operations: Vec<_> = operations.collect();
+        operations[0].postings[0].hold_id = Some(hold_id.clone());
         let request = CreateOperationsRequest {
             context: write(key),
-            operations: operations.collect(),
+            operations,
             ..Default::default()
         };
         world.client.clone().create_operations(request).await
     };
-    let short = call("short", "60").await.unwrap_err();
-    assert_eq!(short.code(), Code::FailedPrecondition, "{short}");
     let rows = world.rows().await;
-    // A stored refusal that no ledger could have written.
-    let changed = rows
-        .execute(
-            "UPDATE answers SET outcome = \
-             '{\"refused\":{\"reason\":\"UNKNOWN\",\"operation\":null,\"hold_step\":null}}'",
-        )
-        .await;
-    assert_eq!(changed.unwrap(), 1);
-    for (key, what) in [("short", "the repeat"), ("next", "the next call")] {
-        let status = call(key, "1").await.expect_err(what);
+    let lower = "UPDATE sub_accounts SET held = held - 1 WHERE subaccount_id = 'u1:CFA-RUB'";
+    assert_eq!(rows.execute(lower).await.unwrap(), 1);
+    for (key, what) in [("first", "the call"), ("next", "the next call")] {
+        let status = call(key).await.expect_err(what);
         assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
     }
     let failing = world.handle.service().health.failing();
     assert!(format!("{failing:?}").contains("committer"), "{failing:?}");
-    assert_eq!(world.balance("u1:CFA-RUB").await[0], "1.00");
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "1000.00");
+    let mend = "UPDATE sub_accounts SET held = held + 1 WHERE subaccount_id = 'u1:CFA-RUB'";
+    assert_eq!(rows.execute(mend).await.unwrap(), 1);
     audit(&rows, "after a failed assertion").await;
     rows.close().await;
 }
