@@ -76,6 +76,16 @@ impl Store {
         self.pool.close().await;
     }
 
+    /// Id of the stored chain.
+    pub async fn chain_id(&self) -> Result<u64, StoreError> {
+        let stored: Option<String> =
+            sqlx::query_scalar("SELECT value FROM setting WHERE name = 'chain_id'")
+                .fetch_optional(&self.pool)
+                .await?;
+        let id = stored.and_then(|id| id.parse().ok());
+        id.ok_or_else(|| StoreError::Corrupt("chain_id".into()))
+    }
+
     /// The last block and the whole state; `None` if the store is new.
     pub async fn load(
         &self,
@@ -87,13 +97,7 @@ impl Store {
         else {
             return Ok(None);
         };
-        let stored: String =
-            sqlx::query_scalar("SELECT value FROM setting WHERE name = 'chain_id'")
-                .fetch_one(&self.pool)
-                .await?;
-        let stored = stored
-            .parse()
-            .map_err(|_| StoreError::Corrupt("chain_id".into()))?;
+        let stored = self.chain_id().await?;
         if stored != chain_id {
             return Err(StoreError::OtherChain {
                 stored,
