@@ -307,7 +307,7 @@ impl DevChain {
     }
 }
 
-fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
+fn stored_transactions(block: &Block) -> Vec<Arc<StoredTransaction>> {
     let mut log_index = 0u64;
     let mut stored = Vec::with_capacity(block.transactions.len());
     for (position, included) in block.transactions.iter().enumerate() {
@@ -344,10 +344,10 @@ fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
             to: tx.to(),
             contract_address: included.contract_address,
         };
-        stored.push(StoredTransaction {
+        stored.push(Arc::new(StoredTransaction {
             raw: Bytes::from(tx.encoded_2718()),
             receipt,
-        });
+        }));
     }
     stored
 }
