@@ -307,8 +307,6 @@ async fn no_statement_scans_a_table() {
         "FROM offsets WHERE consumer_group =",
         "INSERT INTO offsets",
         "INSERT INTO transaction_",
-        "FROM transaction_ WHERE hash =",
-        "FROM transaction_ WHERE block_number BETWEEN",
         "FROM operation WHERE kind =",
         "FROM operation WHERE (flow =",
         "FROM operation WHERE tx_hash =",
