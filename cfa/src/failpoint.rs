@@ -1,5 +1,5 @@
-//! Failpoints: a test kills the process between a step of an issue or redemption of CFA-RUB and its
-//! record.
+//! Failpoints: a test kills the process between a step of an operation, or of a batch of trades, and
+//! its record.
 
 pub use service_kit::failpoint::reach;
 
@@ -21,3 +21,10 @@ pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";
 pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
 /// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
+
+/// A batch and its operations are stored; nothing is submitted.
+pub const BATCH_STORED: &str = "cfa.batch_stored";
+/// A batch's transaction is submitted; its hash is not recorded.
+pub const BATCH_SUBMITTED: &str = "cfa.batch_submitted";
+/// A batch's end is recorded; no caller knows it.
+pub const BATCH_ENDED: &str = "cfa.batch_ended";

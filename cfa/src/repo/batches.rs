@@ -6,7 +6,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Repo, code, damaged, optional_u64};
 use crate::error::Error;
-use crate::model::{Batch, BatchStatus, Operation};
+use crate::model::{Batch, BatchStatus};
 
 impl Repo {
     pub async fn batch(&self, batch_id: &str) -> Result<Option<Batch>, Error> {
@@ -101,24 +101,6 @@ impl Repo {
         .bind(now_us)
         .execute(&mut **tx)
         .await?;
-        Ok(())
-    }
-
-    /// Saves an operation with its payment and assigns it to a batch instead of an earlier one.
-    pub async fn assign_batch_in_tx(
-        &self,
-        tx: &mut Tx,
-        operation: &Operation,
-        batch_id: &str,
-    ) -> Result<(), Error> {
-        self.save_operation_in_tx(tx, operation).await?;
-        sqlx::query("UPDATE operation SET batch_id = $2, payment_minor = $3, fee_minor = $4 WHERE operation_id = $1")
-            .bind(&operation.operation_id)
-            .bind(batch_id)
-            .bind(operation.payment_minor)
-            .bind(operation.fee_minor)
-            .execute(&mut **tx)
-            .await?;
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ mod offers;
 mod operations;
 mod redemptions;
 mod registry;
+mod trades;
 mod users;
 
 use std::path::Path;

@@ -17,8 +17,8 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE, Rejection,
-    Status, SuspendedDeposit,
+    BatchStatus, CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE,
+    Rejection, Status, SuspendedDeposit,
 };
 use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
@@ -689,6 +689,10 @@ impl Service {
             .parse()
             .map_err(|_| Refusal::field("tx_hash", "must be `0x` and 64 hex digits"))?;
         if let Some(batch) = self.repo.batch_by_tx(tx_hash).await? {
+            // Both the event and the caller that waits for the batch come here.
+            if batch.status != BatchStatus::Submitted {
+                return Ok(());
+            }
             let Some(receipt) = self.chain.receipt(&hash).await? else {
                 return Ok(());
             };
