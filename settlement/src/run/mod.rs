@@ -17,6 +17,7 @@ mod ledger;
 mod operators;
 mod poster;
 mod recover;
+mod retention;
 mod retry;
 
 use futures::future::BoxFuture;
@@ -76,6 +77,8 @@ pub struct SettlementConfig {
     pub surplus_ms: u64,
     /// Pause between attempts of a repeatedly refused step, in milliseconds.
     pub refused_retry_ms: u64,
+    /// Days after which final batches are removed; 0: never.
+    pub final_retention_days: u32,
 }
 
 impl Default for SettlementConfig {
@@ -92,6 +95,7 @@ impl Default for SettlementConfig {
             short_ms: 3_000,
             surplus_ms: 300_000,
             refused_retry_ms: 30_000,
+            final_retention_days: 30,
         }
     }
 }
@@ -319,6 +323,7 @@ async fn begin(
         watched(&shared, failure::CHAIN, submitting),
         watched(&shared, failure::JOURNAL, reporting),
         watched(&shared, failure::JOURNAL, following),
+        watched(&shared, failure::STORE, retention::run(shared.clone())),
     ];
     Ok(Run { shared, workers })
 }

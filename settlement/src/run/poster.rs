@@ -323,7 +323,7 @@ impl Poster {
             .map_err(unexpected_result)?;
         row.request = Vec::new();
         retry_store(shared, &row.batch_id, || {
-            shared.repo.advance(&row, &[], now_us())
+            shared.repo.advance(&row, &[], &[], now_us())
         })
         .await?;
         self.hand_over(row)
