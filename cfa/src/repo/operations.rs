@@ -89,7 +89,8 @@ impl OperationFilter {
             query.push(")");
         }
         if self.exclude_trades {
-            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
+            // As in the condition of `operation_tx_other`.
+            query.push(format!(" AND flow <> {}", Flow::Trade.code()));
         }
     }
 }
@@ -298,7 +299,13 @@ impl Repo {
         };
         let is_selective = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
         let mut query = if filter.user_id.is_empty() || is_selective {
-            let mut query = select("");
+            let mut query = match filter.exclude_trades && !filter.tx_hashes.is_empty() {
+                // A transaction has hundreds of trades.
+                true => QueryBuilder::new(format!(
+                    "SELECT {COLUMNS} FROM operation INDEXED BY operation_tx_other WHERE "
+                )),
+                false => select(""),
+            };
             if !filter.user_id.is_empty() {
                 // `IN` over three columns uses no index of the user: a reference or a transaction
                 // selects fewer operations than a user.

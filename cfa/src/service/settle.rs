@@ -32,6 +32,9 @@ use crate::saga::Chain;
 use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
+/// Ended batches removed per sweep.
+const REMOVED_MAX: i64 = 500;
+const US_PER_DAY: i64 = 86_400_000_000;
 /// Health part of batches refused by the node.
 const HEALTH: &str = "trade batches";
 
@@ -425,6 +428,17 @@ impl Service {
             }
         }
         first_refused.map_or(Ok(()), Err)
+    }
+
+    /// Removes ended batches past their retention, a bounded number.
+    pub(super) async fn remove_ended_batches(&self) -> Result<(), Error> {
+        let days = i64::from(self.config.batch_retention_days);
+        if days > 0 {
+            let before_us = self.now_us() - days * US_PER_DAY;
+            let removed = self.repo.remove_ended_batches(before_us, REMOVED_MAX);
+            removed.await?;
+        }
+        Ok(())
     }
 
     /// Builds the operation of a TradeExecuted event (T11). Its chain step starts only when

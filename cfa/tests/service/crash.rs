@@ -19,10 +19,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::redeem::{hold, redeem};
+use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
 use crate::world::*;
 
 const FOLDER: &str = "CFA_CRASH_FOLDER";
 const PEERS: &str = "CFA_CRASH_PEERS";
+/// Folder of the child that settles trades.
+const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
 const PAYMENT: &str = "payment-1";
 /// Signal of `abort`.
@@ -332,6 +335,63 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
             reserved.len() == 2 && reserved.values().all(confirmed),
             "{place}: {reserved:?}"
         );
+        world.stop().await;
+    }
+}
+
+/// Two trades of one batch.
+fn trades() -> Vec<pb::TradeLeg> {
+    vec![
+        leg("t-1", 1, "alice", "bob", "2", "2000.00", "2.00"),
+        leg("t-2", 2, "alice", "bob", "3", "3000.00", "3.00"),
+    ]
+}
+
+/// The child process that is killed while it settles. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_settles_and_is_killed() {
+    let Ok(folder) = std::env::var(TRADES_FOLDER) else {
+        return;
+    };
+    let mut world = market_world(Path::new(&folder)).await;
+    settle(&mut world, "n1:1-2", trades())
+        .await
+        .expect("settled");
+    wait_batch(&mut world, "n1:1-2").await;
+}
+
+// rows: R094 R186
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_killed_between_two_steps_of_a_batch_its_trades_are_moved_once() {
+    for place in [
+        failpoint::BATCH_STORED,
+        failpoint::BATCH_SUBMITTED,
+        failpoint::BATCH_ENDED,
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut child = tokio::process::Command::new(std::env::current_exe().expect("program"))
+            .args(["crash::child_settles_and_is_killed", "--exact"])
+            .env(TRADES_FOLDER, folder.path())
+            .env("PLATFORM_CRASH_AT", place)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("started");
+        let ended = tokio::time::timeout(2 * PATIENCE, child.wait()).await;
+        let status = ended.expect("the process ends in time").expect("ended");
+        assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
+
+        let mut world = World::start(folder.path()).await;
+        // Settlement repeats the call of which it has no answer.
+        let repeated = settle(&mut world, "n1:1-2", trades()).await;
+        repeated.expect("known");
+        let batch = wait_batch(&mut world, "n1:1-2").await;
+        assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized, "{place}");
+        assert!(batch.failed_trade_ids.is_empty(), "{place}");
+        world.resume_operations().await;
+        assert_transferred_once(&mut world, 2).await;
+        assert_eq!(world.tokens("BOND-1", "alice").await, 5, "{place}");
         world.stop().await;
     }
 }

@@ -13,7 +13,7 @@ use proto::market::v1 as market;
 
 use crate::world::*;
 
-fn leg(
+pub fn leg(
     trade_id: &str,
     number: u64,
     buyer: &str,
@@ -34,7 +34,7 @@ fn leg(
     }
 }
 
-async fn settle(
+pub async fn settle(
     world: &mut World,
     batch_id: &str,
     trades: Vec<pb::TradeLeg>,
@@ -127,7 +127,7 @@ fn transfer_of(trade_id: &str) -> pb::TransferCfaRequest {
 }
 
 /// Alice has money, Bob has bonds.
-async fn market_world(folder: &std::path::Path) -> World {
+pub async fn market_world(folder: &std::path::Path) -> World {
     let mut world = World::start(folder).await;
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "10000.00").await;
@@ -439,7 +439,7 @@ async fn r096_event_call_and_batch_at_once_make_one_transfer() {
 }
 
 /// One transfer on chain and one event for each of the trades `t-1..=t-<trades>`.
-async fn assert_transferred_once(world: &mut World, trades: u64) {
+pub async fn assert_transferred_once(world: &mut World, trades: u64) {
     // This deposit's event is published after those of the trades.
     let marker = world.deposit("carol", "1.00").await;
     let replayed = world
@@ -471,6 +471,42 @@ async fn assert_transferred_once(world: &mut World, trades: u64) {
     }
     let once = (1..=trades).map(|number| (format!("t-{number}"), 1));
     assert_eq!(transferred, once.collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ended_batch_is_removed_after_its_retention_and_its_trades_stay_settled() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let legs = vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "2.00")];
+    settle(&mut world, "n1:1-1", legs.clone())
+        .await
+        .expect("submitted");
+    let ended = wait_batch(&mut world, "n1:1-1").await;
+    let days = cfa::CfaConfig::default().batch_retention_days;
+    world
+        .clock
+        .advance_us(86_400_000_000 * (i64::from(days) - 1));
+    world.resume_operations().await;
+    assert_eq!(wait_batch(&mut world, "n1:1-1").await, ended);
+    world.clock.advance_us(2 * 86_400_000_000);
+    world.resume_operations().await;
+    let request = pb::GetTradeBatchRequest {
+        context: None,
+        batch_id: "n1:1-1".into(),
+        wait_ms: 0,
+    };
+    let gone = world
+        .cfa
+        .get_trade_batch(request)
+        .await
+        .expect_err("removed");
+    assert_eq!(gone.code(), tonic::Code::NotFound);
+    // A repeat does not send the trade again.
+    let again = settle(&mut world, "n1:1-1", legs).await.expect("known");
+    assert_eq!(again.status(), pb::TradeBatchStatus::Finalized);
+    assert_eq!(again.onchain_tx_hash, ended.onchain_tx_hash);
+    assert_transferred_once(&mut world, 1).await;
+    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
