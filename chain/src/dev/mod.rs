@@ -22,6 +22,7 @@
 pub mod bare;
 pub mod http;
 mod pool;
+mod receipts;
 mod repo;
 mod rpc;
 mod state;

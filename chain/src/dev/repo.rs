@@ -23,6 +23,7 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqliteRow, SqliteSynchronous,
 };
 
+use super::receipts;
 use super::state::StateDiff;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
@@ -241,8 +242,7 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         for (position, stored) in transactions.iter().enumerate() {
-            let receipt = serde_json::to_string(&stored.receipt)
-                .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let receipt = receipts::encode(&stored.receipt).map_err(StoreError::Corrupt)?;
             sqlx::query(
                 "INSERT INTO transaction_ (hash, block_number, position, raw, receipt) \
                  VALUES ($1, $2, $3, $4, $5)",
@@ -382,11 +382,12 @@ fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {
 }
 
 fn decode_transaction(row: &SqliteRow) -> Result<StoredTransaction, StoreError> {
-    let receipt: String = row.get("receipt");
+    // Of type BLOB; TEXT in a row of an older release.
+    let receipt: Vec<u8> = row.get("receipt");
+    let receipt = receipts::decode(&receipt);
     Ok(StoredTransaction {
         raw: Bytes::from(row.get::<Vec<u8>, _>("raw")),
-        receipt: serde_json::from_str(&receipt)
-            .map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        receipt: receipt.ok_or_else(|| StoreError::Corrupt("receipt".into()))?,
     })
 }
 
