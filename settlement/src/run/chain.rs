@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use service_clients::cfa::{TradeBatch, TradeBatchStatus};
 use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 use types::command::Bust;
 use types::{Id128, derived};
@@ -28,10 +28,7 @@ const FINALIZE_MAX: usize = 1_000;
 ///
 /// # Errors
 /// [`Halt`]: no batch is submitted until the workers restart.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    mut posted: UnboundedReceiver<Stored>,
-) -> Result<(), Halt> {
+pub(super) async fn run(shared: Arc<Shared>, mut posted: Receiver<Stored>) -> Result<(), Halt> {
     let permits = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
     let mut in_flight = JoinSet::new();
     loop {

@@ -66,8 +66,12 @@ pub struct SettlementConfig {
     /// Longest wait of returned money, and the age at which an order gets its own holds. The age
     /// doubles while trades wait for a busy chain.
     pub wait_ms: u64,
-    /// Maximum batches that are submitted to the chain and not final.
+    /// Maximum batches that are submitted to the chain and not final. The submission of the next
+    /// ones overlaps with the blocks and the finality of these.
     pub chain_batches_max: usize,
+    /// Batches that are not final from which one with trades fills up instead of being sealed at
+    /// once: the chain is busy.
+    pub chain_busy_batches: usize,
     /// Number of batches between two comparisons of touched trading holds with the ledger.
     pub check_batches: u64,
     /// How long a trading hold may be short of the journal before it is a break.
@@ -90,7 +94,8 @@ impl Default for SettlementConfig {
             batch_rows_max: 1_500,
             linger_ms: 5,
             wait_ms: 1_000,
-            chain_batches_max: 4,
+            chain_batches_max: 16,
+            chain_busy_batches: 4,
             check_batches: 64,
             short_ms: 3_000,
             surplus_ms: 300_000,
@@ -140,6 +145,9 @@ pub enum StartError {
 /// have run for as long as the next pause would be.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Posted batches that wait for the chain, about 60 KB each. Above it the ledger waits too, and the
+/// backlog closes the market.
+const POSTED_MAX: usize = 1_024;
 /// Id in the health of a failed worker.
 const ENDED: &str = "ended";
 
@@ -306,7 +314,7 @@ async fn begin(
         is_recovered: tokio::sync::Notify::new(),
         shutdown: shutdown.child_token(),
     });
-    let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+    let (posted, batches) = tokio::sync::mpsc::channel(POSTED_MAX);
     let commands = Commands {
         shared: shared.clone(),
         replica: deps.replica.clone(),
