@@ -22,6 +22,16 @@ pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
 /// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
 
+/// The ledger has the hold or the postings of an operation; this is not recorded.
+pub const GATED: &str = "cfa.gated";
+/// The chain transaction of an issue of units, a redemption of units or a transfer is submitted; its
+/// hash is not recorded.
+pub const SUBMITTED: &str = "cfa.submitted";
+/// The ledger's operation is final; this is not recorded.
+pub const FINALIZED: &str = "cfa.finalized";
+/// The ledger's operation is reversed; this is not recorded.
+pub const REVERSED: &str = "cfa.reversed";
+
 /// A batch and its operations are stored; nothing is submitted.
 pub const BATCH_STORED: &str = "cfa.batch_stored";
 /// A batch's transaction is submitted; its hash is not recorded.

@@ -126,7 +126,7 @@ impl Service {
                 .await
         };
         match gated {
-            Ok(()) => {}
+            Ok(()) => failpoint::reach(failpoint::GATED),
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 self.delete_unexecuted(operation).await?;
@@ -374,7 +374,7 @@ impl Service {
                 match operation.flow {
                     Flow::RedeemRub => failpoint::reach(failpoint::BURN_SUBMITTED),
                     Flow::IssueRub => failpoint::reach(failpoint::MINT_SUBMITTED),
-                    _ => {}
+                    _ => failpoint::reach(failpoint::SUBMITTED),
                 }
                 operation.tx_hash = Some(submitted.tx_hash.to_string());
                 operation.progress.chain = Chain::Sent;
@@ -520,6 +520,7 @@ impl Service {
                     tx_hash,
                 )
                 .await?;
+            failpoint::reach(failpoint::FINALIZED);
         }
         operation.progress.settled = true;
         self.save(operation).await
@@ -587,6 +588,7 @@ impl Service {
             let id = &operation.operation_id;
             let reversed = self.peers.reverse(&operation.correlation_id, id, reason);
             reversed.await?;
+            failpoint::reach(failpoint::REVERSED);
         }
         operation.progress.undone = true;
         self.save(operation).await
