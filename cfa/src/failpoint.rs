@@ -1,4 +1,4 @@
-//! Failpoints: a test kills the process between a step of an operation, or of a batch of trades, and
+//! Failpoints: a test kills the process between a step of an operation or of a batch of trades and
 //! its record.
 
 pub use service_kit::failpoint::reach;
@@ -24,8 +24,8 @@ pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
 
 /// The ledger has the hold or the postings of an operation; this is not recorded.
 pub const GATED: &str = "cfa.gated";
-/// The chain transaction of an issue of units, a redemption of units or a transfer is submitted; its
-/// hash is not recorded.
+/// The chain transaction of an issue or a redemption of units or of a transfer is submitted; its hash
+/// is not recorded.
 pub const SUBMITTED: &str = "cfa.submitted";
 /// The ledger's operation is final; this is not recorded.
 pub const FINALIZED: &str = "cfa.finalized";

@@ -19,8 +19,8 @@ use crate::saga::State;
 
 /// Largest page of batches: each has up to 500 trades.
 const BATCHES_MAX: i32 = 20;
-/// Longest reason of a bust, which becomes part of the reason of the reversals, and longest note of a
-/// case.
+/// Longest reason of a bust, which becomes part of the reason of the reversals, and longest note of
+/// a case.
 const REASON_BYTES_MAX: usize = 512;
 /// Role that resolves a difference and closes a case.
 const OWNER: &str = "operator";

@@ -34,6 +34,9 @@ const SLICE_TRADES: u64 = 5_000;
 /// Pause between two writes of the paced load.
 const PACE: Duration = Duration::from_millis(10);
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measures settlement and its floor.
 #[derive(Parser)]
 struct Args {

@@ -1,5 +1,5 @@
-//! Contents of the last final blocks that were read, so that a batch of a thousand logs is read from
-//! the node once: for its receipt and for the transfers in its block.
+//! Contents of the last final blocks that were read. A batch of a thousand logs is read from the
+//! node once, for its receipt and for the transfers in its block.
 //!
 //! Only blocks whose receipts were read are kept, those with a transaction of this connector. A
 //! final block never changes: after a reorganisation below it nothing is answered until the node

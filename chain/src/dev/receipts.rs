@@ -1,11 +1,12 @@
 //! Stored form of a receipt. A batch of trades has a thousand logs, whose words repeat and are
 //! mostly zeros: 25 times shorter than JSON.
 //!
-//! One byte [`VERSION`], then numbers as LEB128: length of the receipt without logs as JSON, and the
-//! JSON; index of the first log in the block, time of the block in seconds; the number of different
-//! words and the words; the number of logs and the logs. A word is its length without leading zeros
-//! and these bytes. A log is address and topics as numbers of words, and its data as words, the last
-//! one maybe shorter. An older release stored the whole receipt as JSON, which begins with `{`.
+//! One byte [`VERSION`], then numbers as LEB128: length of the receipt without logs as JSON, and
+//! the JSON; index of the first log in the block, time of the block in seconds; the number of
+//! different words and the words; the number of logs and the logs. A word is its length without
+//! leading zeros and these bytes. A log is address and topics as numbers of words, and its data as
+//! words, the last one maybe shorter. An older release stored the whole receipt as JSON, which
+//! begins with `{`.
 
 use std::collections::HashMap;
 

@@ -6,7 +6,8 @@
 //! topics sees publication order; each topic is one partition. Publishers of the same process wake
 //! the subscribers of their topics; subscribers poll once per second for other processes. The
 //! second member of a group waits until the first is dropped. Records of one topic that are
-//! published together share rows ([`crate::pack`]). Nothing is removed unless [`Embedded::retain`] runs.
+//! published together share rows ([`crate::pack`]). Nothing is removed unless [`Embedded::retain`]
+//! runs.
 
 mod recent;
 mod retention;

@@ -125,8 +125,8 @@ impl Poster {
         }
     }
 
-    /// Whether enough batches are in flight to keep the chain busy. A larger batch with trades is then
-    /// cheaper than another small one: each costs a chain transaction and a block.
+    /// Whether enough batches are in flight to keep the chain busy. A larger batch with trades is
+    /// then cheaper than another small one: each costs a chain transaction and a block.
     fn is_chain_busy(&self) -> bool {
         self.shared.tracker.in_flight() >= self.shared.config.chain_busy_batches
     }

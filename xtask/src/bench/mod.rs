@@ -61,8 +61,8 @@ pub enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// `settle` with two million trades. Fails if it is below 0.6 of its floor, if the last tenth is
-    /// below 0.9 of the first, or if gas or bytes per trade exceed their goals.
+    /// `settle` with two million trades. Fails if it is below 0.6 of its floor, if the last tenth
+    /// is below 0.9 of the first, or if gas or bytes per trade exceed their goals.
     Settle {
         #[arg(long, default_value_t = 2_000_000)]
         trades: u64,
