@@ -32,6 +32,13 @@ pub const FINALIZED: &str = "cfa.finalized";
 /// The ledger's operation is reversed; this is not recorded.
 pub const REVERSED: &str = "cfa.reversed";
 
+/// A transaction of an issue's redemption is submitted, its funding first; nothing of it is recorded.
+pub const REDEMPTION_SUBMITTED: &str = "cfa.redemption_submitted";
+/// The ledger has the operations of a part of the distribution; this is not recorded.
+pub const PART_POSTED: &str = "cfa.part_posted";
+/// The end of a part is recorded, that of the redemption is not.
+pub const PART_ENDED: &str = "cfa.part_ended";
+
 /// A batch and its operations are stored; nothing is submitted.
 pub const BATCH_STORED: &str = "cfa.batch_stored";
 /// A batch's transaction is submitted; its hash is not recorded.

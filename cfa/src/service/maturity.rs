@@ -35,6 +35,7 @@ use super::workers::log_failure;
 use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
     REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
@@ -440,6 +441,7 @@ impl Service {
 
     async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
         let submitted = self.chain.submit(key, &action.call()).await?;
+        failpoint::reach(failpoint::REDEMPTION_SUBMITTED);
         self.chain
             .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
             .await?
@@ -707,7 +709,10 @@ impl Service {
     ) -> Result<BTreeMap<String, String>, Error> {
         let mut refused = BTreeMap::new();
         match self.peers.post(correlation_id, operations, scales).await {
-            Ok(()) => return Ok(refused),
+            Ok(()) => {
+                failpoint::reach(failpoint::PART_POSTED);
+                return Ok(refused);
+            }
             Err(error) if error.is_transient() => return Err(error),
             Err(_) => {}
         }
@@ -777,6 +782,7 @@ impl Service {
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::PART_ENDED);
         rows.iter().for_each(count_ended);
         Ok(())
     }

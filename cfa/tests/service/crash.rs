@@ -26,6 +26,8 @@ const FOLDER: &str = "CFA_CRASH_FOLDER";
 const PEERS: &str = "CFA_CRASH_PEERS";
 /// Folder of the child that issues and transfers units.
 const UNITS_FOLDER: &str = "CFA_CRASH_UNITS_FOLDER";
+/// Folder of the child that redeems an issue.
+const ISSUE_FOLDER: &str = "CFA_CRASH_ISSUE_FOLDER";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -500,6 +502,58 @@ async fn r094_killed_between_two_steps_of_a_batch_its_trades_are_moved_once() {
         world.resume_operations().await;
         assert_transferred_once(&mut world, 2).await;
         assert_eq!(world.tokens("BOND-1", "alice").await, 5, "{place}");
+        world.stop().await;
+    }
+}
+
+/// The child process that is killed while it redeems an issue. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_an_issue_and_is_killed() {
+    let Ok(folder) = std::env::var(ISSUE_FOLDER) else {
+        return;
+    };
+    let mut world = World::start(Path::new(&folder)).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let request = pb::StartRedemptionRequest {
+        context: context("redemption"),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    world.cfa.start_redemption(request).await.expect("started");
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_killed_between_two_steps_of_a_redemption_every_holder_is_paid_once() {
+    // The first submission funds the redemption, the second distributes.
+    let places = [
+        format!("{}:1", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_POSTED.to_owned(),
+        format!("{}:2", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_ENDED.to_owned(),
+    ];
+    for place in places {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = ("crash::child_redeems_an_issue_and_is_killed", ISSUE_FOLDER);
+        killed(child, folder.path(), &place).await;
+        let mut world = World::start(folder.path()).await;
+        let redeemed = async {
+            while world.instrument("BOND-1").await.status() != pb::InstrumentStatus::Redeemed {
+                world.resume_operations().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let redeemed = tokio::time::timeout(PATIENCE, redeemed).await;
+        redeemed.unwrap_or_else(|_| panic!("{place}: the redemption does not end"));
+        world.balance_becomes("alice:CFA-RUB", "2000.00").await;
+        let issuer = world.balance("issuer:CFA-RUB").await.balance;
+        assert!(issuer.is_zero(), "{place}: {issuer}");
+        assert_eq!(world.tokens("CFA-RUB", "alice").await, 2_000_00, "{place}");
+        assert_eq!(world.supply("BOND-1").await, "0", "{place}");
+        assert_eq!(world.supply("CFA-RUB").await, "2000.00", "{place}");
         world.stop().await;
     }
 }
