@@ -25,8 +25,8 @@ const WRITE_RECORDS: usize = 256;
 /// Pause without progress after which a run has failed.
 const STUCK: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_secs(5);
-/// Roubles per member and day: above the money of a member.
-const DEPOSIT_DAILY: &str = "1000000000000";
+/// Roubles and units per member and day: above those that a member gets.
+const DAILY: &str = "1000000000000";
 
 /// A journal with a live replica and without a hot thread.
 struct Journalled {
@@ -148,7 +148,8 @@ async fn start_identity(
 ) -> anyhow::Result<sandbox::identity::IdentityHandle> {
     let config = sandbox::identity::IdentityConfig {
         data_dir: folder.join("identity"),
-        deposit_daily: DEPOSIT_DAILY.to_owned(),
+        deposit_daily: DAILY.to_owned(),
+        trading_daily: DAILY.to_owned(),
         ..sandbox::identity::IdentityConfig::default()
     };
     let deps = sandbox::identity::IdentityDeps { log };
