@@ -561,6 +561,9 @@ impl Connector {
 
     /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
     /// contracts are not queried.
+    ///
+    /// # Errors
+    /// `Unavailable` also while the chain has replaced a final block.
     #[boxed]
     pub async fn transfers(
         &self,
@@ -568,6 +571,7 @@ impl Connector {
         from: u64,
         to: u64,
     ) -> Result<Vec<TokenTransfer>, ChainError> {
+        self.check_unbroken()?;
         let mut transfers = Vec::new();
         let mut next = from;
         while next <= to && !tokens.is_empty() {
