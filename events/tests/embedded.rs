@@ -255,6 +255,13 @@ async fn only_consumed_records_are_removed_and_positions_go_on() {
     assert_eq!(log.backlog("slow", &["read"]).await.unwrap().len(), 20);
     assert_eq!(log.backlog("new", &["unread"]).await.unwrap().len(), 10);
     consume("slow", &mut slow, 20).await;
+    // A group that has consumed nothing yet.
+    drop(log.subscribe("late", &["read"]).await.unwrap());
+    assert_eq!(log.remove_all_but(15).await.unwrap(), 0);
+    let rest = log.backlog("late", &["read"]).await.unwrap();
+    log.commit("late", &rest.last().unwrap().position)
+        .await
+        .unwrap();
     // The last 15 records of all topics stay.
     assert_eq!(log.remove_all_but(15).await.unwrap(), 11);
     assert_eq!(log.backlog("new", &["read"]).await.unwrap().len(), 10);

@@ -242,6 +242,7 @@ impl Log for Embedded {
     }
 
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        self.0.register(group, topics).await?;
         let source = source::Member::new(self.clone(), group, topics);
         Ok(Subscription(Box::new(source)))
     }
@@ -287,6 +288,23 @@ impl Inner {
             cursors.push(committed.unwrap_or(0));
         }
         Ok(cursors)
+    }
+
+    /// Stores position 0 of a group that has consumed nothing yet, so that retention keeps its
+    /// records.
+    async fn register(&self, group: &str, topics: &[&str]) -> Result<(), Error> {
+        let mut tx = self.offsets.write().await?;
+        for topic in topics {
+            sqlx::query(
+                "INSERT INTO offsets (consumer_group, topic, position) VALUES ($1, $2, 0) \
+                 ON CONFLICT (consumer_group, topic) DO NOTHING",
+            )
+            .bind(group)
+            .bind(*topic)
+            .execute(&mut *tx)
+            .await?;
+        }
+        tx.commit().await
     }
 
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {

@@ -1,8 +1,8 @@
 //! Removes the oldest records, if the operator sets how many stay.
 //!
-//! A record is removed only after every group of its topic has consumed it. A topic without a group
-//! keeps all its records. A group that is new begins at the oldest record that is left. Each
-//! transaction removes at most [`ROWS_MAX`] rows.
+//! A record is removed only after every group that has subscribed to its topic has consumed it, also
+//! one that no longer runs. A topic without a group keeps all its records. A group that is new
+//! begins at the oldest record that is left. Each transaction removes at most [`ROWS_MAX`] rows.
 
 use std::time::Duration;
 
@@ -25,6 +25,11 @@ impl Embedded {
     pub async fn retain(self, records: u64, until: CancellationToken) {
         let records = records.max(RETAIN_MIN);
         loop {
+            // Before the first sweep the groups of this process subscribe.
+            let pause = tokio::time::sleep(INTERVAL);
+            if until.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
             let swept = until
                 .run_until_cancelled(self.remove_all_but(records))
                 .await;
@@ -36,14 +41,11 @@ impl Embedded {
                     tracing::warn!(%error, "old rows of the event log cannot be removed");
                 }
             }
-            let pause = tokio::time::sleep(INTERVAL);
-            if until.run_until_cancelled(pause).await.is_none() {
-                return;
-            }
         }
     }
 
-    /// Removes the rows that are consumed and before the last `records`. Returns how many.
+    /// Removes the rows that are consumed and before the last `records`, at least one: positions
+    /// continue after the last row. Returns how many.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -52,7 +54,7 @@ impl Embedded {
             sqlx::query_scalar("SELECT position + count FROM log ORDER BY position DESC LIMIT 1")
                 .fetch_optional(self.0.log.read())
                 .await?;
-        let retain = i64::try_from(records).unwrap_or(i64::MAX);
+        let retain = i64::try_from(records.max(1)).unwrap_or(i64::MAX);
         let keep_from = end.unwrap_or(0).saturating_sub(retain);
         // One row per group and topic.
         let consumed: Vec<(String, i64)> =
