@@ -24,15 +24,16 @@ pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
 
 /// The ledger has the hold or the postings of an operation; this is not recorded.
 pub const GATED: &str = "cfa.gated";
-/// The chain transaction of an issue or a redemption of units or of a transfer is submitted; its hash
-/// is not recorded.
+/// The chain transaction of an issue or a redemption of units or of a transfer is submitted; its
+/// hash is not recorded.
 pub const SUBMITTED: &str = "cfa.submitted";
 /// The ledger's operation is final; this is not recorded.
 pub const FINALIZED: &str = "cfa.finalized";
 /// The ledger's operation is reversed; this is not recorded.
 pub const REVERSED: &str = "cfa.reversed";
 
-/// A transaction of an issue's redemption is submitted, its funding first; nothing of it is recorded.
+/// A transaction of an issue's redemption is submitted, its funding first; nothing of it is
+/// recorded.
 pub const REDEMPTION_SUBMITTED: &str = "cfa.redemption_submitted";
 /// The ledger has the operations of a part of the distribution; this is not recorded.
 pub const PART_POSTED: &str = "cfa.part_posted";

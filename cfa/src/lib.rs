@@ -53,8 +53,6 @@ pub struct CfaConfig {
     pub submit_attempts_max: u32,
     /// Limit of trades per batch, at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
-    /// Days after which ended batches of trades are removed; 0: never. Their operations stay.
-    pub batch_retention_days: u32,
 }
 
 /// Largest batch that settlement sends.
@@ -67,7 +65,6 @@ impl Default for CfaConfig {
             sweep_interval_ms: 1_000,
             submit_attempts_max: 60,
             batch_trades_max: BATCH_TRADES,
-            batch_retention_days: 30,
         }
     }
 }

@@ -3,5 +3,3 @@
 CREATE INDEX operation_tx_other ON operation (tx_hash) WHERE tx_hash IS NOT NULL AND flow <> 6;
 -- The trades as sent are needed until the batch has ended; their operations stay.
 UPDATE batch SET payload = '' WHERE status <> 1;
--- Ended batches are removed after their retention, oldest first.
-CREATE INDEX batch_ended ON batch (created_at_us) WHERE status <> 1;

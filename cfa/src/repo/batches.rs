@@ -69,7 +69,8 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Saves a batch. One that has ended keeps no payload.
+    /// Saves a batch. One that has ended keeps no payload. Its row stays, to answer a repeat: the
+    /// chain answers its key with the first transaction, whatever the repeat contains.
     pub async fn save_batch_in_tx(&self, tx: &mut Tx, batch: &Batch) -> Result<(), Error> {
         sqlx::query(
             "UPDATE batch SET status = $2, tx_hash = $3, block_number = $4, failed = $5, \
@@ -84,31 +85,6 @@ impl Repo {
         .execute(&mut **tx)
         .await?;
         Ok(())
-    }
-
-    /// Removes up to `limit` ended batches that were created before `before_us`; returns how many.
-    /// Nothing is written if there are none. A repeat of a removed batch finds its trades settled.
-    pub async fn remove_ended_batches(&self, before_us: i64, limit: i64) -> Result<u64, Error> {
-        let oldest: Option<i64> = sqlx::query_scalar(
-            "SELECT created_at_us FROM batch INDEXED BY batch_ended WHERE status <> 1 \
-             ORDER BY created_at_us LIMIT 1",
-        )
-        .fetch_optional(self.db.read())
-        .await?;
-        if oldest.is_none_or(|oldest| oldest >= before_us) {
-            return Ok(0);
-        }
-        let mut tx = self.begin().await?;
-        let removed = sqlx::query(
-            "DELETE FROM batch WHERE rowid IN (SELECT rowid FROM batch INDEXED BY batch_ended \
-             WHERE status <> 1 AND created_at_us < $1 ORDER BY created_at_us LIMIT $2)",
-        )
-        .bind(before_us)
-        .bind(limit)
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(removed.rows_affected())
     }
 
     /// Marks the batch's operations as submitted.

@@ -32,9 +32,6 @@ use crate::saga::Chain;
 use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
-/// Ended batches removed per sweep.
-const REMOVED_MAX: i64 = 500;
-const US_PER_DAY: i64 = 86_400_000_000;
 /// Health part of batches refused by the node.
 const HEALTH: &str = "trade batches";
 
@@ -430,17 +427,6 @@ impl Service {
         first_refused.map_or(Ok(()), Err)
     }
 
-    /// Removes ended batches past their retention, a bounded number.
-    pub(super) async fn remove_ended_batches(&self) -> Result<(), Error> {
-        let days = i64::from(self.config.batch_retention_days);
-        if days > 0 {
-            let before_us = self.now_us() - days * US_PER_DAY;
-            let removed = self.repo.remove_ended_batches(before_us, REMOVED_MAX);
-            removed.await?;
-        }
-        Ok(())
-    }
-
     /// Builds the operation of a TradeExecuted event (T11). Its chain step starts only when
     /// settlement sends the trade, after the ledger transaction.
     pub async fn trade_operation(
@@ -471,7 +457,8 @@ impl Service {
         let trade_ids: Vec<&str> = operations.iter().map(|of| of.trade_id.as_str()).collect();
         let mut stored = self.repo.stored_trades_in_tx(&mut tx, &trade_ids).await?;
         let mut seen = BTreeSet::new();
-        operations.retain(|of| stored.take(of).is_none() && seen.insert(of.trade_id.clone()));
+        // Each trade once, also if several events name it: `take` finds its operation once.
+        operations.retain(|of| seen.insert(of.trade_id.clone()) && stored.take(of).is_none());
         self.repo
             .insert_trades_in_tx(&mut tx, &operations, None)
             .await?;

@@ -120,7 +120,6 @@ impl Service {
         }
         log_failure("offers", "", self.sweep_offers(before_us).await);
         log_failure("limits", "", self.end_limits().await);
-        log_failure("ended batches", "", self.remove_ended_batches().await);
         log_failure("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())
     }

@@ -330,7 +330,6 @@ async fn no_statement_scans_a_table() {
         "UPDATE operation SET batch_id = $2",
         "CROSS JOIN holding ON token =",
         "FROM operation INDEXED BY operation_tx_other",
-        "FROM batch INDEXED BY batch_ended WHERE status <> 1 ORDER BY created_at_us",
         "FROM registry_quarantine WHERE token =",
         "FROM offer WHERE offer_id =",
         "FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key =",

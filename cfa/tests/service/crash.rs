@@ -506,7 +506,8 @@ async fn r094_killed_between_two_steps_of_a_batch_its_trades_are_moved_once() {
     }
 }
 
-/// The child process that is killed while it redeems an issue. Does nothing in an ordinary test run.
+/// The child process that is killed while it redeems an issue. Does nothing in an ordinary test
+/// run.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_redeems_an_issue_and_is_killed() {
     let Ok(folder) = std::env::var(ISSUE_FOLDER) else {
