@@ -216,6 +216,52 @@ async fn settle_the_case(operators: &mut Client, trade_id: &str, batch_id: &str)
     assert_eq!(status.into_inner().cases_open, 0);
 }
 
+// At its bound the queue to the chain holds up nothing. One batch more waits, and the next batches
+// are not sealed.
+#[tokio::test]
+async fn posted_batches_wait_for_the_chain_up_to_a_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    (settings.batch_trades_max, settings.posted_batches_max) = (1, 2);
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    let mut market = Market::new(1);
+    let refused = trade(&mut market, 1, 0);
+    platform
+        .chain
+        .refused_trades
+        .lock()
+        .unwrap()
+        .insert(refused);
+    // The first batch is with the worker, the next two are in the queue.
+    trade(&mut market, 3, 2);
+    trade(&mut market, 1, 2);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let settled = platform.settlement.settled(market.position());
+    in_time("postings of three batches", settled).await;
+    assert_eq!(platform.settlement.stats().batches_pending, 3);
+
+    let fed = market.records.len();
+    let at_bound = market.position();
+    trade(&mut market, 3, 0);
+    trade(&mut market, 1, 0);
+    platform.feed(&market.records[fed..]);
+    until("fourth batch", &platform, || {
+        platform.settlement.stats().batches_pending == 4
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let stats = platform.settlement.stats();
+    assert_eq!(stats.batches_pending, 4, "the fifth is not sealed");
+    assert!(stats.progress.settled < market.position(), "{stats:?}");
+    assert!(stats.progress.settled >= at_bound, "{stats:?}");
+
+    platform.chain.refused_trades.lock().unwrap().clear();
+    drained(&platform, market.position()).await;
+    assert_eq!(platform.settlement.stats().trades_settled, 5);
+    platform.stop().await;
+}
+
 #[tokio::test]
 async fn final_batches_are_removed_after_their_retention() {
     let folder = tempfile::tempdir().unwrap();

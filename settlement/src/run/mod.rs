@@ -69,6 +69,9 @@ pub struct SettlementConfig {
     /// Maximum batches that are submitted to the chain and not final. The submission of the next
     /// ones overlaps with the blocks and the finality of these.
     pub chain_batches_max: usize,
+    /// Maximum posted batches that wait for their submission, about 60 KB each. Above it the ledger
+    /// waits too, and the backlog closes the market.
+    pub posted_batches_max: usize,
     /// Batches that are not final from which one with trades fills up instead of being sealed at
     /// once: the chain is busy.
     pub chain_busy_batches: usize,
@@ -95,6 +98,7 @@ impl Default for SettlementConfig {
             linger_ms: 5,
             wait_ms: 1_000,
             chain_batches_max: 16,
+            posted_batches_max: 1_024,
             chain_busy_batches: 4,
             check_batches: 64,
             short_ms: 3_000,
@@ -145,9 +149,6 @@ pub enum StartError {
 /// have run for as long as the next pause would be.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// Posted batches that wait for the chain, about 60 KB each. Above it the ledger waits too, and the
-/// backlog closes the market.
-const POSTED_MAX: usize = 1_024;
 /// Id in the health of a failed worker.
 const ENDED: &str = "ended";
 
@@ -314,7 +315,7 @@ async fn begin(
         is_recovered: tokio::sync::Notify::new(),
         shutdown: shutdown.child_token(),
     });
-    let (posted, batches) = tokio::sync::mpsc::channel(POSTED_MAX);
+    let (posted, batches) = tokio::sync::mpsc::channel(state.config.posted_batches_max.max(1));
     let commands = Commands {
         shared: shared.clone(),
         replica: deps.replica.clone(),
