@@ -256,7 +256,8 @@ async fn only_consumed_records_are_removed_and_positions_go_on() {
     assert_eq!(log.backlog("new", &["unread"]).await.unwrap().len(), 10);
     consume("slow", &mut slow, 20).await;
     // A group that has consumed nothing yet.
-    drop(log.subscribe("late", &["read"]).await.unwrap());
+    let mut late = log.subscribe("late", &["read"]).await.unwrap();
+    receive(&mut late, 1).await;
     assert_eq!(log.remove_all_but(15).await.unwrap(), 0);
     let rest = log.backlog("late", &["read"]).await.unwrap();
     log.commit("late", &rest.last().unwrap().position)
@@ -267,7 +268,7 @@ async fn only_consumed_records_are_removed_and_positions_go_on() {
     assert_eq!(log.backlog("new", &["read"]).await.unwrap().len(), 10);
 
     // Records after a removal and a restart follow the last one.
-    drop((slow, fast));
+    drop((slow, fast, late));
     log.close().await;
     let log = Embedded::open(folder.path()).await.unwrap();
     log.publish(&[event("read", "k", 70)]).await.unwrap();

@@ -242,7 +242,6 @@ impl Log for Embedded {
     }
 
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
-        self.0.register(group, topics).await?;
         let source = source::Member::new(self.clone(), group, topics);
         Ok(Subscription(Box::new(source)))
     }
@@ -278,33 +277,39 @@ impl Inner {
     async fn committed(&self, group: &str, topics: &[String]) -> Result<Vec<i64>, Error> {
         let mut cursors = Vec::with_capacity(topics.len());
         for topic in topics {
-            let committed: Option<i64> = sqlx::query_scalar(
-                "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
-            )
-            .bind(group)
-            .bind(topic)
-            .fetch_optional(self.offsets.read())
-            .await?;
+            let committed = self.position(group, topic).await?;
             cursors.push(committed.unwrap_or(0));
         }
         Ok(cursors)
     }
 
-    /// Stores position 0 of a group that has consumed nothing yet, so that retention keeps its
-    /// records.
-    async fn register(&self, group: &str, topics: &[&str]) -> Result<(), Error> {
-        let mut tx = self.offsets.write().await?;
+    /// Committed position of a group; `None` if there is none.
+    async fn position(&self, group: &str, topic: &str) -> Result<Option<i64>, Error> {
+        let committed = sqlx::query_scalar(
+            "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
+        )
+        .bind(group)
+        .bind(topic)
+        .fetch_optional(self.offsets.read())
+        .await?;
+        Ok(committed)
+    }
+
+    /// Stores position 0 for topics of which the group has consumed nothing yet, so that retention
+    /// keeps their records. Writes nothing if each has a position.
+    async fn register(&self, group: &str, topics: &[String]) -> Result<(), Error> {
         for topic in topics {
-            sqlx::query(
-                "INSERT INTO offsets (consumer_group, topic, position) VALUES ($1, $2, 0) \
-                 ON CONFLICT (consumer_group, topic) DO NOTHING",
-            )
-            .bind(group)
-            .bind(*topic)
-            .execute(&mut *tx)
-            .await?;
+            if self.position(group, topic).await?.is_some() {
+                continue;
+            }
+            let position = Position {
+                topic: topic.clone(),
+                partition: 0,
+                offset: 0,
+            };
+            self.commit(group, &position).await?;
         }
-        tx.commit().await
+        Ok(())
     }
 
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! Removes the oldest records, if the operator sets how many stay.
 //!
-//! A record is removed only after every group that has subscribed to its topic has consumed it, also
-//! one that no longer runs. A topic without a group keeps all its records. A group that is new
+//! A record is removed only after every group that has ever read its topic has consumed it, also one
+//! that no longer runs. A topic without a group keeps all its records. A group that is new
 //! begins at the oldest record that is left. Each transaction removes at most [`ROWS_MAX`] rows.
 
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Embedded {
     pub async fn retain(self, records: u64, until: CancellationToken) {
         let records = records.max(RETAIN_MIN);
         loop {
-            // Before the first sweep the groups of this process subscribe.
+            // Before the first sweep the groups of this process begin to read.
             let pause = tokio::time::sleep(INTERVAL);
             if until.run_until_cancelled(pause).await.is_none() {
                 return;
