@@ -45,6 +45,7 @@ pub use connector::{
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;
+pub use dev::bare::{BareChain, BareTransaction};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/connector": "0001_connector", "0002_attempts");

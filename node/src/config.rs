@@ -89,6 +89,10 @@ pub struct Sandbox {
 pub struct Events {
     /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
     pub kafka_brokers: Option<String>,
+    /// Records that the embedded log keeps, at least 200,000; older ones are removed once every
+    /// consumer group that has ever read their topic has them. Unset: all. A topic without a
+    /// group keeps all.
+    pub retain_records: Option<u64>,
 }
 
 /// Receivers of critical alerts besides the log. Their addresses and keys are secrets.

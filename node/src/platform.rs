@@ -281,7 +281,7 @@ impl Platform {
         config.set_addresses();
 
         // 2. The event log.
-        let (log, embedded) = open_log(&config).await?;
+        let (log, embedded) = open_log(&config, &stages.edge).await?;
 
         // 3. The chain and its connector.
         let chain_deps = chain::ChainDeps { log: log.clone() };
@@ -556,8 +556,10 @@ pub(crate) fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File
     }
 }
 
+/// `until`: cancelled before the log is closed.
 async fn open_log(
     config: &Config,
+    until: &CancellationToken,
 ) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
     if let Some(brokers) = &config.events.kafka_brokers {
         let kafka = events::Kafka::connect(brokers, &HashMap::new()).context("Kafka")?;
@@ -572,6 +574,9 @@ async fn open_log(
     let embedded = events::Embedded::open(config.data_dir.join("events"))
         .await
         .context("event log")?;
+    if let Some(records) = config.events.retain_records {
+        tokio::spawn(embedded.clone().retain(records, until.clone()));
+    }
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 

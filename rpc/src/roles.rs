@@ -243,6 +243,8 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListBreaks", STAFF),
             ("RetrySettlement", SUPERVISE),
             ("BustTrade", SUPERVISE),
+            ("ListCases", STAFF),
+            ("CloseCase", SUPERVISE),
         ],
     ),
     (

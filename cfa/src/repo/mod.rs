@@ -9,6 +9,7 @@ mod offers;
 mod operations;
 mod redemptions;
 mod registry;
+mod trades;
 mod users;
 
 use std::path::Path;
@@ -29,7 +30,7 @@ pub use registry::HolderMove;
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions", "0010_offers", "0011_past_holders"
+    "0009_subscriptions", "0010_offers", "0011_past_holders", "0013_trades"
 );
 
 #[derive(Clone)]

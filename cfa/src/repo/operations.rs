@@ -32,7 +32,7 @@ pub struct OperationFilter {
     pub exclude_trades: bool,
 }
 
-const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
+pub(super) const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
      amount, units_minor, currency_code, idempotency_key, \
      external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, \
      from_user_id, to_user_id, trade_id, bookbuilding_id, \
@@ -42,8 +42,8 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
 
 /// Conditions of the partial indexes `operation_reference` and `operation_refused`. SQLite uses a
 /// partial index only if the statement repeats its condition.
-const NOT_REFUSED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
-const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
+pub(super) const NOT_REFUSED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
+pub(super) const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
 /// Indexes of a user's operations with their conditions. Together they contain each operation once.
 /// A page is merged from one page per index.
@@ -89,7 +89,8 @@ impl OperationFilter {
             query.push(")");
         }
         if self.exclude_trades {
-            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
+            // As in the condition of `operation_tx_other`.
+            query.push(format!(" AND flow <> {}", Flow::Trade.code()));
         }
     }
 }
@@ -298,7 +299,13 @@ impl Repo {
         };
         let is_selective = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
         let mut query = if filter.user_id.is_empty() || is_selective {
-            let mut query = select("");
+            let mut query = match filter.exclude_trades && !filter.tx_hashes.is_empty() {
+                // A transaction has hundreds of trades.
+                true => QueryBuilder::new(format!(
+                    "SELECT {COLUMNS} FROM operation INDEXED BY operation_tx_other WHERE "
+                )),
+                false => select(""),
+            };
             if !filter.user_id.is_empty() {
                 // `IN` over three columns uses no index of the user: a reference or a transaction
                 // selects fewer operations than a user.
@@ -579,7 +586,7 @@ fn decode_deposit(row: &SqliteRow) -> SuspendedDeposit {
     }
 }
 
-fn decode(row: &SqliteRow) -> Result<Operation, Error> {
+pub(super) fn decode(row: &SqliteRow) -> Result<Operation, Error> {
     let rejection = match row.try_get::<Option<i32>, _>("rejection")? {
         Some(reason) => Some((
             Rejection::from_code(reason).ok_or_else(|| damaged("rejection"))?,

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use events::Tx;
+use events::{MultiRow, Script, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
@@ -12,6 +12,22 @@ use crate::error::Error;
 use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
+
+static HOLDERS: MultiRow = MultiRow::new(
+    "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
+     SELECT * FROM (VALUES ",
+    6,
+    ") WHERE true LIMIT +? ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
+     block_number = excluded.block_number, updated_at_us = excluded.updated_at_us",
+);
+
+static HISTORY: MultiRow = MultiRow::new(
+    "INSERT INTO holding_history (token, address, block_number, time_us, units) \
+     SELECT * FROM (VALUES ",
+    5,
+    ") WHERE true LIMIT +? ON CONFLICT (token, address, block_number) \
+     DO UPDATE SET units = excluded.units",
+);
 
 /// Supply of a token after its last applied block.
 const LAST_SUPPLY: &str =
@@ -226,19 +242,13 @@ impl Repo {
             .iter()
             .filter(|change| !quarantined.contains(&change.token))
             .collect();
+        let stored = self.held_in_tx(tx, &moves).await?;
         let mut held = HashMap::new();
         for change in &moves {
             let holder = (change.token.as_str(), change.address.as_str());
-            if let Entry::Vacant(unread) = held.entry(holder) {
-                let units: Option<i64> = sqlx::query_scalar(
-                    "SELECT units FROM holding WHERE token = $1 AND address = $2",
-                )
-                .bind(&change.token)
-                .bind(&change.address)
-                .fetch_optional(&mut **tx)
-                .await?;
-                unread.insert(units.unwrap_or_default());
-            }
+            let of_holder = (change.token.clone(), change.address.clone());
+            held.entry(holder)
+                .or_insert_with(|| stored.get(&of_holder).copied().unwrap_or_default());
         }
         let mut supplies = HashMap::new();
         for change in &moves {
@@ -269,39 +279,65 @@ impl Repo {
         Ok(quarantined)
     }
 
+    /// Units of the holders that these moves name, by token and address.
+    async fn held_in_tx(
+        &self,
+        tx: &mut Tx,
+        moves: &[&HolderMove],
+    ) -> Result<HashMap<(String, String), i64>, Error> {
+        let named = moves
+            .iter()
+            .map(|of| [of.token.as_str(), of.address.as_str()]);
+        let named: BTreeSet<[&str; 2]> = named.collect();
+        // The outer loop is over the names: each is a search by the primary key.
+        let rows: Vec<(String, String, i64)> = sqlx::query_as(
+            "SELECT token, address, units FROM json_each($1) AS v CROSS JOIN holding \
+             ON token = json_extract(v.value, '$[0]') AND address = json_extract(v.value, '$[1]')",
+        )
+        .bind(serde_json::json!(named).to_string())
+        .fetch_all(&mut **tx)
+        .await?;
+        let rows = rows.into_iter();
+        Ok(rows
+            .map(|(token, address, units)| ((token, address), units))
+            .collect())
+    }
+
     /// Stores the applied moves: the holders' units, their history and that of the supplies.
     async fn save_in_tx(&self, tx: &mut Tx, folded: &Folded<'_>) -> Result<(), Error> {
-        for ((token, address), latest) in folded.latest() {
-            sqlx::query(
-                "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
-                 VALUES ($1, $2, $3, $4, $5, $6)
-                 ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
-                    block_number = excluded.block_number,
-                    updated_at_us = excluded.updated_at_us",
+        let mut script = Script::default();
+        let latest: Vec<_> = folded.latest().into_iter().collect();
+        script
+            .add(
+                tx,
+                &HOLDERS,
+                &latest,
+                |((token, address), latest), values| {
+                    values.put((*token).to_owned());
+                    values.put((*address).to_owned());
+                    values.put(latest.units);
+                    values.put(latest.since_us);
+                    values.put(latest.block_number as i64);
+                    values.put(latest.time_us);
+                },
             )
-            .bind(token)
-            .bind(address)
-            .bind(latest.units)
-            .bind(latest.since_us)
-            .bind(latest.block_number as i64)
-            .bind(latest.time_us)
-            .execute(&mut **tx)
             .await?;
-        }
-        for ((token, address, block), (units, time_us)) in &folded.history {
-            sqlx::query(
-                "INSERT INTO holding_history (token, address, block_number, time_us, units) \
-                 VALUES ($1, $2, $3, $4, $5)
-                 ON CONFLICT (token, address, block_number) DO UPDATE SET units = excluded.units",
+        let history: Vec<_> = folded.history.iter().collect();
+        script
+            .add(
+                tx,
+                &HISTORY,
+                &history,
+                |((token, address, block), (units, time_us)), values| {
+                    values.put((*token).to_owned());
+                    values.put((*address).to_owned());
+                    values.put(*block as i64);
+                    values.put(*time_us);
+                    values.put(*units);
+                },
             )
-            .bind(token)
-            .bind(address)
-            .bind(*block as i64)
-            .bind(time_us)
-            .bind(units)
-            .execute(&mut **tx)
             .await?;
-        }
+        script.run(tx).await?;
         for ((token, block), (units, time_us)) in &folded.supply {
             sqlx::query(
                 "INSERT INTO supply_history (token, block_number, time_us, units) \

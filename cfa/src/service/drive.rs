@@ -17,8 +17,8 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE, Rejection,
-    Status, SuspendedDeposit,
+    BatchStatus, CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE,
+    Rejection, Status, SuspendedDeposit,
 };
 use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
@@ -126,7 +126,7 @@ impl Service {
                 .await
         };
         match gated {
-            Ok(()) => {}
+            Ok(()) => failpoint::reach(failpoint::GATED),
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 self.delete_unexecuted(operation).await?;
@@ -588,6 +588,7 @@ impl Service {
             let id = &operation.operation_id;
             let reversed = self.peers.reverse(&operation.correlation_id, id, reason);
             reversed.await?;
+            failpoint::reach(failpoint::REVERSED);
         }
         operation.progress.undone = true;
         self.save(operation).await
@@ -690,6 +691,10 @@ impl Service {
             .parse()
             .map_err(|_| Refusal::field("tx_hash", "must be `0x` and 64 hex digits"))?;
         if let Some(batch) = self.repo.batch_by_tx(tx_hash).await? {
+            // Both the event and the caller that waits for the batch come here.
+            if batch.status != BatchStatus::Submitted {
+                return Ok(());
+            }
             let Some(receipt) = self.chain.receipt(&hash).await? else {
                 return Ok(());
             };

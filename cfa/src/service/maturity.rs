@@ -441,6 +441,7 @@ impl Service {
 
     async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
         let submitted = self.chain.submit(key, &action.call()).await?;
+        failpoint::reach(failpoint::REDEMPTION_SUBMITTED);
         let receipt = self
             .chain
             .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
@@ -711,7 +712,10 @@ impl Service {
     ) -> Result<BTreeMap<String, String>, Error> {
         let mut refused = BTreeMap::new();
         match self.peers.post(correlation_id, operations, scales).await {
-            Ok(()) => return Ok(refused),
+            Ok(()) => {
+                failpoint::reach(failpoint::PART_POSTED);
+                return Ok(refused);
+            }
             Err(error) if error.is_transient() => return Err(error),
             Err(_) => {}
         }
@@ -781,6 +785,7 @@ impl Service {
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::PART_ENDED);
         rows.iter().for_each(count_ended);
         Ok(())
     }

@@ -11,6 +11,7 @@
 //! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
 //! | `node_error` | meaning of a node's error text |
+//! | `recent` | contents of the last final blocks |
 //! | `fees`, `signer`, `repo` | fees, the signing account, the store |
 //!
 //! A submission is *submitted* (its attempts have been sent), *included* (an unconfirmed block
@@ -25,6 +26,7 @@
 
 mod fees;
 mod node_error;
+mod recent;
 mod repo;
 mod signer;
 mod submit;
@@ -32,7 +34,7 @@ mod upkeep;
 mod watcher;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use alloy::eips::{BlockId, BlockNumberOrTag};
@@ -40,7 +42,7 @@ use alloy::network::TransactionBuilder;
 use alloy::primitives::{TxKind, U256};
 use alloy::providers::{DynProvider, Provider, ProviderBuilder};
 use alloy::rpc::client::RpcClient;
-use alloy::rpc::types::{Filter, TransactionRequest};
+use alloy::rpc::types::{Filter, Log, TransactionRequest};
 use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
 use async_recursion::async_recursion as boxed;
@@ -50,6 +52,7 @@ use tokio::sync::watch;
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
+use recent::RecentBlocks;
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
 pub(crate) use upkeep::Upkeep;
@@ -220,6 +223,7 @@ struct Inner {
     read_tip: AtomicU64,
     /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
+    recent: Mutex<RecentBlocks>,
     /// Why nothing may be submitted or finalized: a reorganisation below the last final block.
     broken: Mutex<Option<String>>,
 }
@@ -263,6 +267,7 @@ impl Connector {
             head: AtomicU64::new(head),
             read_tip: AtomicU64::new(cursor),
             last_read_block,
+            recent: Mutex::default(),
             broken: Mutex::new(None),
         };
         Ok(Self {
@@ -365,6 +370,11 @@ impl Connector {
         }
     }
 
+    fn recent(&self) -> MutexGuard<'_, RecentBlocks> {
+        let recent = self.inner.recent.lock();
+        recent.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Number of the last read block, which may be unconfirmed.
     fn read_tip(&self) -> u64 {
         self.inner.read_tip.load(Ordering::Relaxed)
@@ -378,6 +388,10 @@ impl Connector {
     #[boxed]
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         self.check_unbroken()?;
+        let recent = self.recent().receipt(tx_hash).cloned();
+        if recent.is_some() {
+            return Ok(recent);
+        }
         let Some(stored) = self.inner.repo.by_hash(tx_hash).await? else {
             return match self.unconfirmed_receipt(tx_hash).await? {
                 Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
@@ -547,8 +561,36 @@ impl Connector {
 
     /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
     /// contracts are not queried.
+    ///
+    /// # Errors
+    /// `Unavailable` also while the chain has replaced a final block.
     #[boxed]
     pub async fn transfers(
+        &self,
+        tokens: &[Address],
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<TokenTransfer>, ChainError> {
+        self.check_unbroken()?;
+        let mut transfers = Vec::new();
+        let mut next = from;
+        while next <= to && !tokens.is_empty() {
+            let recent = |number| self.recent().transfers(tokens, number);
+            if let Some(recent) = recent(next) {
+                transfers.extend(recent);
+                next += 1;
+                continue;
+            }
+            let end = (next + 1..=to).find(|number| recent(*number).is_some());
+            let end = end.unwrap_or(to + 1);
+            transfers.extend(self.node_transfers(tokens, next, end - 1).await?);
+            next = end;
+        }
+        Ok(transfers)
+    }
+
+    /// The same from the node.
+    async fn node_transfers(
         &self,
         tokens: &[Address],
         from: u64,
@@ -564,29 +606,9 @@ impl Connector {
                 .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
             logs.extend(self.inner.provider.get_logs(&filter).await?);
         }
-        if !tokens.is_empty() {
-            self.check_has_cursor().await?;
-        }
+        self.check_has_cursor().await?;
         logs.sort_by_key(|log| (log.block_number, log.log_index));
-        let mut transfers = Vec::with_capacity(logs.len());
-        for log in logs {
-            // A token contract that the platform did not deploy may declare `Transfer` with other
-            // indexed fields.
-            let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
-                continue;
-            };
-            let party =
-                |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
-            transfers.push(TokenTransfer {
-                token: Address::from(event.address),
-                from: party(event.from),
-                to: party(event.to),
-                // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
-                units: u128::try_from(event.value).unwrap_or(u128::MAX),
-                block_number: log.block_number.unwrap_or_default(),
-            });
-        }
-        Ok(transfers)
+        Ok(logs.iter().filter_map(to_transfer).collect())
     }
 
     /// Refuses the answers of a node without the last final block: it is behind or on another
@@ -700,6 +722,22 @@ async fn check_identity(
 
 fn to_units(value: U256) -> Result<u128, ChainError> {
     u128::try_from(value).map_err(|_| ChainError::Malformed("amount exceeds 128 bits".into()))
+}
+
+/// The transfer that a log reports; `None` for another event.
+fn to_transfer(log: &Log) -> Option<TokenTransfer> {
+    // A token contract that the platform did not deploy may declare `Transfer` with other indexed
+    // fields.
+    let event = CfaToken::Transfer::decode_log(&log.inner).ok()?;
+    let party = |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
+    Some(TokenTransfer {
+        token: Address::from(event.address),
+        from: party(event.from),
+        to: party(event.to),
+        // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
+        units: u128::try_from(event.value).unwrap_or(u128::MAX),
+        block_number: log.block_number.unwrap_or_default(),
+    })
 }
 
 fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {

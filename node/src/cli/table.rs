@@ -177,6 +177,8 @@ pub const ENTRIES: &[Entry] = entries! {
         "settle" "breaks" "ListBreaks";
         "settle" "retry" "RetrySettlement";
         "settle" "bust" "BustTrade";
+        "settle" "cases" "ListCases";
+        "settle" "close" "CloseCase";
     }
     "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
