@@ -1,7 +1,7 @@
 //! The audit chain and `verify`: a sound ledger passes, and the fault of each tampering is named.
 
 use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{audit::v1::AuditRecord, common::v1::OperationType, ledger::v1::*};
 use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
@@ -493,6 +493,40 @@ async fn r215_what_persons_do_is_recorded_once_in_a_chain_and_listed() {
     let verified = verify(&world.config()).await.unwrap();
     assert_eq!((verified.fault, verified.audit_records), (None, 5));
     staff_acts_after_restart(&world).await;
+}
+
+// rows: R215 R333
+#[tokio::test]
+async fn d34_an_approved_reversal_is_recorded_with_both_persons_and_one_of_a_service_is_not() {
+    let world = World::new().await;
+    let reverse = |key: &str, id: &str| ReverseOperationRequest {
+        context: write(key),
+        operation_id: id.to_owned(),
+        reason: "paid twice".to_owned(),
+    };
+    let by_service = world.fund("u1", RUB, "100").await.operation_id;
+    let undone = reverse("r1", &by_service);
+    world
+        .client
+        .clone()
+        .reverse_operation(undone)
+        .await
+        .unwrap();
+    let by_two = world.fund("u1", RUB, "50").await.operation_id;
+    let mut approved = world.as_caller(testkit::APPROVED);
+    for _ in 0..2 {
+        let undone = testkit::messages::approved(reverse("r2", &by_two));
+        approved.reverse_operation(undone).await.unwrap();
+    }
+    let all = records(&world, "", "").await;
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!(all[0].actor, testkit::messages::APPROVED_SUBJECT);
+    assert_eq!(all[0].action, "operation.reversed");
+    assert_eq!(
+        (&all[0].object_id, all[0].reason.as_str()),
+        (&by_two, "paid twice")
+    );
+    assert_eq!(verify(&world.config()).await.unwrap().fault, None);
 }
 
 async fn staff_acts_after_restart(world: &World) {
