@@ -124,6 +124,7 @@ struct LocalEndpoints {
     payments: LocalSlot,
     identity: LocalSlot,
     market: LocalSlot,
+    settlement: LocalSlot,
 }
 
 impl LocalEndpoints {
@@ -159,6 +160,7 @@ impl LocalEndpoints {
             ("payments", &self.payments),
             ("identity", &self.identity),
             ("market", &self.market),
+            ("settlement", &self.settlement),
         ];
         HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
@@ -171,6 +173,7 @@ impl LocalEndpoints {
             &self.payments,
             &self.identity,
             &self.market,
+            &self.settlement,
         ] {
             slot.clear();
         }
@@ -377,9 +380,9 @@ impl Platform {
         let gateway = gateway::start(config.market.clone(), gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
-        local
-            .market
-            .fill(rpc::with_auth(gateway.service().routes, &auth));
+        let fill = |slot: &LocalSlot, of: Service| slot.fill(rpc::with_auth(of.routes, &auth));
+        fill(&local.market, gateway.service());
+        fill(&local.settlement, settlement.service());
 
         watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
 

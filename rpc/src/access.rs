@@ -311,7 +311,11 @@ mod tests {
             approved.write(&mut headers).unwrap();
             let path = "/dfa.market.v1.MarketService/SetTradingPhase";
             let caller = auth.decide(&Method::POST, path, &headers).unwrap();
-            caller.expect("a caller").subject
+            let caller = caller.expect("a caller");
+            // An approved call is no act of the service that makes it.
+            let is_named = caller.approval == Some(approved);
+            assert_eq!(is_named, caller.is_service() && !caller.acts_by_itself());
+            caller.subject
         };
         assert_eq!(
             subject("sandbox.service.approvals"),
