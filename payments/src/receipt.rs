@@ -72,7 +72,7 @@ impl Receipt {
         let status = self.status();
         match (&self.assigned, &self.refund) {
             (Some(payment_id), _) => format!("{status}, assigned to payment {payment_id}"),
-            (None, Some(payout_id)) => format!("{status}, refunded by payout {payout_id}"),
+            (None, Some(payout_id)) => format!("{status}, refund by payout {payout_id}"),
             (None, None) => status.to_string(),
         }
     }
@@ -203,8 +203,8 @@ mod tests {
         let matched = |stored: &Receipt| match_receipt(Some(&pending), Some(stored), stored.amount);
         assert_eq!(matched(&open), Match::Pays);
         for (stored, status, text) in [
-            (&refunding, "UNMATCHED", "UNMATCHED, refunded by payout po"),
-            (&refunded, "REFUNDED", "REFUNDED, refunded by payout po"),
+            (&refunding, "UNMATCHED", "UNMATCHED, refund by payout po"),
+            (&refunded, "REFUNDED", "REFUNDED, refund by payout po"),
             (&assigned, "MATCHED", "MATCHED, assigned to payment p2"),
         ] {
             assert!(!stored.is_open());

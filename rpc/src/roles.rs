@@ -382,6 +382,23 @@ pub const APPROVALS: &[Approval] = &[
         When::Always,
         &[Operator],
     ),
+    // To move money or units by hand.
+    approved(
+        "dfa.ledger.v1.LedgerService/CreateOperation",
+        When::Always,
+        &[Operator],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/ConsumeHold",
+        When::Always,
+        &[Operator],
+    ),
+    // To end the halt of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
+        When::Partly,
+        &[Operator],
+    ),
     approved(
         "dfa.cfa.v1.CfaRegistryService/RefundRedemption",
         When::Always,

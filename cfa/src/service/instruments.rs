@@ -52,6 +52,8 @@ pub struct InstrumentChange {
     pub name: Option<String>,
     pub document_hash: Option<String>,
     pub document_uri: Option<String>,
+    /// A halt may be ended: by a service, or by two persons (D32).
+    pub may_end_halt: bool,
 }
 
 impl Service {
@@ -310,6 +312,9 @@ impl Service {
             if status == InstrumentStatus::Active {
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
+                if !change.may_end_halt {
+                    return Err(Refusal::ApprovalRequired.into());
+                }
             }
             instrument.status = status;
         }

@@ -431,11 +431,17 @@ async fn staff_acts(world: &World) -> String {
     let mut operator = world.as_caller("sandbox.operator");
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "by-hand", &legs);
-    let paid = operator.create_operation(paid).await.unwrap();
+    // One person moves no money (D32).
+    let alone = operator.create_operation(paid.clone()).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
+    let mut approved = world.as_caller(testkit::APPROVED);
+    let paid = testkit::messages::approved(paid);
+    let paid = approved.create_operation(paid).await.unwrap();
     let paid = paid.into_inner().operation.unwrap().operation_id;
     let poor = [("u1:CFA-RUB", "u2:CFA-RUB", "100000", RUB)];
     let poor = operation(OperationType::Payment, "u1", "poor", &poor);
-    operator.create_operation(poor).await.unwrap_err();
+    let poor = testkit::messages::approved(poor);
+    approved.create_operation(poor).await.unwrap_err();
     let end = FinalizeOperationRequest {
         context: write("end"),
         operation_id: paid.clone(),
@@ -530,10 +536,11 @@ async fn d34_an_approved_reversal_is_recorded_with_both_persons_and_one_of_a_ser
 }
 
 async fn staff_acts_after_restart(world: &World) {
-    let mut operator = world.as_caller("sandbox.operator");
+    let mut approved = world.as_caller(testkit::APPROVED);
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "later", &legs);
-    operator.create_operation(paid).await.unwrap();
+    let paid = testkit::messages::approved(paid);
+    approved.create_operation(paid).await.unwrap();
     let all = records(world, "", "").await;
     assert_eq!(all[0].sequence, 6);
     assert_eq!(all[0].previous_hash, all[1].hash);

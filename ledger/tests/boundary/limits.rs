@@ -356,9 +356,10 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
         amount: amount(RUB, "5"),
         ..Default::default()
     };
-    let mut operator = world.as_caller("sandbox.operator");
+    let by_persons = testkit::messages::approved(request);
+    let mut approved = world.as_caller(testkit::APPROVED);
     assert_eq!(
-        limited(operator.consume_hold(request).await)["used"],
+        limited(approved.consume_hold(by_persons).await)["used"],
         "150.00"
     );
     world.consume(&fresh(), &hold.hold_id, None).await.unwrap();

@@ -40,8 +40,17 @@ impl Acting {
     }
 
     /// The object of an earlier call with the key. Logs and counts other content.
+    async fn earlier(&self, db: &events::Sqlite) -> Result<Option<String>, Fault> {
+        self.object_of(calls::find(db.read(), &self.key()).await?)
+    }
+
+    /// The same in the transaction of a new call.
     async fn earlier_in_tx(&self, tx: &mut events::Tx) -> Result<Option<String>, Fault> {
-        let Some(stored) = calls::find(&mut **tx, &self.key()).await? else {
+        self.object_of(calls::find(&mut **tx, &self.key()).await?)
+    }
+
+    fn object_of(&self, stored: Option<Answered>) -> Result<Option<String>, Fault> {
+        let Some(stored) = stored else {
             return Ok(None);
         };
         if stored.digest != self.once.digest {

@@ -399,7 +399,7 @@ impl Gateway {
         }
         payout.updated_at_us = now_us;
         let reach = |place: &str| {
-            if event.is_some() {
+            if outcome != Outcome::Accepted {
                 failpoint::reach(place);
             }
         };

@@ -47,6 +47,9 @@ impl Gateway {
         owner: &Owner,
         reason: &str,
     ) -> Result<(Receipt, Intent, bool), Fault> {
+        if let Some(receipt_id) = acting.earlier(&self.db).await? {
+            return self.assigned(&receipt_id).await;
+        }
         if let Owner::User(user_id) = owner {
             // Refuses an unknown user.
             let context = caused_by(&acting.context.correlation_id);
@@ -55,11 +58,7 @@ impl Gateway {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         if let Some(receipt_id) = acting.earlier_in_tx(&mut tx).await? {
-            let receipt = receipts::get(&mut *tx, &receipt_id).await?;
-            let receipt = receipt.ok_or(Fault::ReceiptNotFound)?;
-            let payment_id = receipt.assigned.as_deref().unwrap_or_default();
-            let intent = intents::get(&mut *tx, payment_id).await?;
-            return Ok((receipt, intent.ok_or(Fault::IntentNotFound)?, true));
+            return self.assigned(&receipt_id).await;
         }
         let found = receipts::get(&mut *tx, receipt_id).await?;
         let mut receipt = found.ok_or(Fault::ReceiptNotFound)?;
@@ -94,6 +93,15 @@ impl Gateway {
         Ok((receipt, intent, false))
     }
 
+    /// The answer to a repeat of `assign_receipt`.
+    async fn assigned(&self, receipt_id: &str) -> Result<(Receipt, Intent, bool), Fault> {
+        let receipt = receipts::get(self.db.read(), receipt_id).await?;
+        let receipt = receipt.ok_or(Fault::ReceiptNotFound)?;
+        let payment_id = receipt.assigned.as_deref().unwrap_or_default();
+        let intent = intents::get(self.db.read(), payment_id).await?;
+        Ok((receipt, intent.ok_or(Fault::IntentNotFound)?, true))
+    }
+
     /// Orders the refund of a receipt. The receipt is in suspense until the bank has executed it.
     /// Returns receipt and payout as they are now, and `true` for a used key.
     ///
@@ -104,6 +112,9 @@ impl Gateway {
         acting: &Acting,
         ask: NewRefund,
     ) -> Result<(Receipt, Payout, bool), Fault> {
+        if let Some(payout_id) = acting.earlier(&self.db).await? {
+            return self.refund(&payout_id).await;
+        }
         account::check(&ask.bank_account).map_err(|error| Fault::Invalid {
             field: "bank_account",
             problem: error.to_string(),
@@ -111,11 +122,7 @@ impl Gateway {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         if let Some(payout_id) = acting.earlier_in_tx(&mut tx).await? {
-            let payout = payouts::get(&mut *tx, &payout_id).await?;
-            let payout = payout.ok_or(Fault::PayoutNotFound)?;
-            let receipt_id = payout.refunds_receipt.as_deref().unwrap_or_default();
-            let receipt = receipts::get(&mut *tx, receipt_id).await?;
-            return Ok((receipt.ok_or(Fault::ReceiptNotFound)?, payout, true));
+            return self.refund(&payout_id).await;
         }
         let found = receipts::get(&mut *tx, &ask.receipt_id).await?;
         let mut receipt = found.ok_or(Fault::ReceiptNotFound)?;
@@ -143,6 +150,15 @@ impl Gateway {
             amount = %receipt.amount, by = acting.caller.subject, "refund of a receipt ordered");
         Ok((receipt, payout, false))
     }
+
+    /// The answer to a repeat of `refund_receipt`.
+    async fn refund(&self, payout_id: &str) -> Result<(Receipt, Payout, bool), Fault> {
+        let payout = payouts::get(self.db.read(), payout_id).await?;
+        let payout = payout.ok_or(Fault::PayoutNotFound)?;
+        let receipt_id = payout.refunds_receipt.as_deref().unwrap_or_default();
+        let receipt = receipts::get(self.db.read(), receipt_id).await?;
+        Ok((receipt.ok_or(Fault::ReceiptNotFound)?, payout, true))
+    }
 }
 
 /// Pays an unpaid intent with a receipt of its amount.
@@ -167,7 +183,7 @@ async fn pay_intent(
     Ok(intent)
 }
 
-/// Makes a paid intent of a user for a receipt. Its payment URL names the receipt.
+/// Makes a paid intent of a user for a receipt. It has no payment code.
 async fn make_intent(
     tx: &mut events::Tx,
     user_id: &str,
@@ -186,7 +202,7 @@ async fn make_intent(
         amount: receipt.amount,
         method,
         status: PaymentStatus::Success,
-        payment_url: format!("receipt {}", receipt.receipt_id),
+        payment_url: String::new(),
         qr_payload: String::new(),
         correlation_id: correlation_id.to_owned(),
         late: false,

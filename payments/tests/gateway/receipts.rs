@@ -414,6 +414,10 @@ async fn d51_two_persons_assign_a_receipt_to_a_user_once() {
     let states = (records[0].before.as_str(), records[0].after.as_str());
     let after = format!("MATCHED, assigned to payment {}", paid.payment_id);
     assert_eq!(states, ("UNMATCHED", after.as_str()));
+    // A repeat needs no other service.
+    world.cut_identity();
+    let late = approved(assign("k1", &receipt, "", ALICE));
+    assert!(is_repeat(&desk.assign_receipt(late).await.unwrap()));
     world.stop().await;
 }
 
@@ -485,11 +489,16 @@ async fn d51_two_persons_refund_a_second_payment_and_it_stays_in_suspense_until_
     let mut desk = world.approved();
     let first = desk.refund_receipt(approved(ask.clone())).await.unwrap();
     let again = desk.refund_receipt(approved(ask)).await.unwrap();
-    assert!(is_repeat(&again) && !is_repeat(&first));
+    // Other content under the key gets the stored answer.
+    let other = approved(refund("k1", &receipt, "4081781"));
+    let other = desk.refund_receipt(other).await.unwrap();
+    assert!(is_repeat(&again) && is_repeat(&other) && !is_repeat(&first));
     let answer = first.into_inner();
+    let stored = other.into_inner().receipt.unwrap();
     let (waiting, payout) = (answer.receipt.unwrap(), answer.payout.unwrap());
     assert_eq!(waiting.status(), ReceiptStatus::Unmatched);
     assert_eq!(waiting.refund_payout_id, payout.payout_id);
+    assert_eq!(stored, waiting);
     assert_eq!((payout.user_id.as_str(), payout.released), (ALICE, true));
     assert_eq!(payout.refunds_receipt_id, receipt);
     assert_eq!(suspense(&world).await, "10.00");
