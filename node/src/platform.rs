@@ -668,6 +668,16 @@ async fn start_sequencer(
 mod tests {
     use super::*;
 
+    // rows: R333
+    #[test]
+    fn d32_the_approvals_service_reaches_every_service_whose_calls_take_two_persons() {
+        let services = LocalEndpoints::default().approvable();
+        for row in rpc::roles::APPROVALS {
+            let area = row.method.split('.').nth(1).unwrap();
+            assert!(services.contains_key(area), "{}", row.method);
+        }
+    }
+
     #[tokio::test]
     async fn the_markets_health_shows_what_settlement_waits_for() {
         let (settlement, market) = (rpc::Health::new("settlement"), rpc::Health::new("market"));
