@@ -3,7 +3,6 @@
 use rail::Rub;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 use std::str::FromStr;
-use types::PaymentStatus;
 
 use super::operations::{Code, Fault, Transfer};
 
