@@ -310,11 +310,11 @@ impl Service {
                 return Err(Refusal::OperationState.into());
             }
             if status == InstrumentStatus::Active {
-                self.require_not_quarantined(&instrument.contract_address)
-                    .await?;
                 if !change.may_end_halt {
                     return Err(Refusal::ApprovalRequired.into());
                 }
+                self.require_not_quarantined(&instrument.contract_address)
+                    .await?;
             }
             instrument.status = status;
         }
