@@ -33,6 +33,9 @@ pub enum Refusal {
     InstrumentNotActive,
     #[error("Operation is not in a state for this")]
     OperationState,
+    /// One person ends the halt of an issue (D32).
+    #[error("This call needs an approval")]
+    ApprovalRequired,
     #[error("Deposit is resolved already")]
     DepositResolved,
     #[error("Payment not found or not paid")]

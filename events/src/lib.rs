@@ -12,6 +12,7 @@
 //! `Event::id` in the transaction of the effect. Delivery is at least once and keeps the order of
 //! each key (D25, D26).
 
+pub mod audit;
 pub mod calls;
 pub mod consumer;
 pub mod dlq;

@@ -124,6 +124,7 @@ struct LocalEndpoints {
     payments: LocalSlot,
     identity: LocalSlot,
     market: LocalSlot,
+    settlement: LocalSlot,
 }
 
 impl LocalEndpoints {
@@ -159,6 +160,7 @@ impl LocalEndpoints {
             ("payments", &self.payments),
             ("identity", &self.identity),
             ("market", &self.market),
+            ("settlement", &self.settlement),
         ];
         HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
@@ -171,6 +173,7 @@ impl LocalEndpoints {
             &self.payments,
             &self.identity,
             &self.market,
+            &self.settlement,
         ] {
             slot.clear();
         }
@@ -377,9 +380,9 @@ impl Platform {
         let gateway = gateway::start(config.market.clone(), gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
-        local
-            .market
-            .fill(rpc::with_auth(gateway.service().routes, &auth));
+        let fill = |slot: &LocalSlot, of: Service| slot.fill(rpc::with_auth(of.routes, &auth));
+        fill(&local.market, gateway.service());
+        fill(&local.settlement, settlement.service());
 
         watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
 
@@ -669,6 +672,16 @@ async fn start_sequencer(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // rows: R333
+    #[test]
+    fn d32_the_approvals_service_reaches_every_service_whose_calls_take_two_persons() {
+        let services = LocalEndpoints::default().approvable();
+        for row in rpc::roles::APPROVALS {
+            let area = row.method.split('.').nth(1).unwrap();
+            assert!(services.contains_key(area), "{}", row.method);
+        }
+    }
 
     #[tokio::test]
     async fn the_markets_health_shows_what_settlement_waits_for() {

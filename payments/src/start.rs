@@ -1,7 +1,7 @@
 //! Starts the service (store, keys, workers) and stops it: workers first, outbox last.
 
 use futures::{FutureExt, future::BoxFuture};
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
 use rail::{
@@ -21,7 +21,7 @@ use crate::{
     api::{http, rpc::Api},
     config::PaymentsConfig,
     repo::MIGRATOR,
-    service::Gateway,
+    service::{Gateway, SERVICE},
     tokens::Tokens,
     worker,
 };
@@ -51,6 +51,20 @@ pub enum Error {
     Requisites(#[from] SeparatorInField),
 }
 
+fn file(config: &PaymentsConfig) -> PathBuf {
+    config.data_dir.join("payments.db")
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(
+    config: &PaymentsConfig,
+) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&file(config), SERVICE).await
+}
+
 /// The running service.
 pub struct PaymentsHandle {
     gateway: Arc<Gateway>,
@@ -70,7 +84,7 @@ pub fn start(
 ) -> BoxFuture<'static, Result<PaymentsHandle, Error>> {
     Box::pin(async move {
         purpose_code::check(&config.requisites, &config.deposit_purpose)?;
-        let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
+        let db = events::Sqlite::open(file(&config), &MIGRATOR).await?;
         let keys = Keys::load_or_create(&config.keys_dir)?;
         let bank = BankClient::new(
             &config.bank_url,

@@ -284,6 +284,7 @@ mod tests {
             subject: subject.to_owned(),
             user_id: is_user.then(|| subject.to_owned()),
             roles: Roles::of(roles),
+            approval: None,
         });
         request
     }

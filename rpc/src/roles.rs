@@ -159,8 +159,11 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetPayout", EVERYONE),
             ("ListPayouts", EVERYONE),
             ("ListReceipts", STAFF),
+            ("AssignReceipt", MONEY),
+            ("RefundReceipt", MONEY),
             ("Reconcile", MONEY),
             ("GetLatestReport", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -213,6 +216,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetLimit", DUTY),
             ("BlockUser", DUTY),
             ("UnblockUser", DUTY),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -346,6 +350,77 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.identity.v1.IdentityService/UnblockUser",
         When::Always,
         &[Operator, Compliance],
+    ),
+    // Received money, bank accounts and limits, and what undoes operations.
+    approved(
+        "dfa.payments.v1.PaymentsService/AssignReceipt",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    approved(
+        "dfa.payments.v1.PaymentsService/RefundReceipt",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    // To change the bank account of a user who has one, and to end a mark as sanctioned.
+    approved(
+        "dfa.identity.v1.IdentityService/UpdateUser",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    // To allow what the limit refuses.
+    approved(
+        "dfa.ledger.v1.LedgerService/SetVelocityLimit",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/RemoveVelocityLimit",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/ReverseOperation",
+        When::Always,
+        &[Operator],
+    ),
+    // To move money or units by hand.
+    approved(
+        "dfa.ledger.v1.LedgerService/CreateOperation",
+        When::Always,
+        &[Operator],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/ConsumeHold",
+        When::Always,
+        &[Operator],
+    ),
+    // To end the halt of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
+        When::Partly,
+        &[Operator],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/RefundRedemption",
+        When::Always,
+        &[Compliance],
+    ),
+    approved(
+        "dfa.settlement.v1.SettlementService/BustTrade",
+        When::Always,
+        &[Operator, MarketSupervisor],
+    ),
+    // To allow what the present bounds of the user or group refuse.
+    approved(
+        "dfa.market.v1.MarketService/SetMemberBounds",
+        When::Partly,
+        &[Operator, MarketSupervisor],
+    ),
+    approved(
+        "dfa.market.v1.MarketService/SetMemberGroup",
+        When::Partly,
+        &[Operator, MarketSupervisor],
     ),
 ];
 

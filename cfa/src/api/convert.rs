@@ -50,6 +50,9 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),
         Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
+        Refusal::ApprovalRequired => {
+            status::approval_required("dfa.cfa.v1.CfaRegistryService/UpdateInstrument")
+        }
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
         Refusal::PaymentUnpaid => status::failed_precondition("PAYMENT_NOT_PAID", text),
         Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
@@ -280,6 +283,7 @@ pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<Instrum
         name: request.name,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        may_end_halt: false,
     })
 }
 

@@ -427,7 +427,8 @@ impl CfaRegistryService for Api {
         let context = context_with_digest(&caller, context, &message)?;
         let instrument_id = message.instrument_id.clone();
         self.require_issuer(&caller, &instrument_id).await?;
-        let change = convert::instrument_change(message).map_err(to_status)?;
+        let mut change = convert::instrument_change(message).map_err(to_status)?;
+        change.may_end_halt = caller.is_service();
         let (instrument, replayed) = self
             .service
             .update_instrument(&context, &instrument_id, change)

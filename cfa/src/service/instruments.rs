@@ -52,6 +52,8 @@ pub struct InstrumentChange {
     pub name: Option<String>,
     pub document_hash: Option<String>,
     pub document_uri: Option<String>,
+    /// A halt may be ended: by a service, or by two persons (D32).
+    pub may_end_halt: bool,
 }
 
 impl Service {
@@ -308,6 +310,9 @@ impl Service {
                 return Err(Refusal::OperationState.into());
             }
             if status == InstrumentStatus::Active {
+                if !change.may_end_halt {
+                    return Err(Refusal::ApprovalRequired.into());
+                }
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
             }

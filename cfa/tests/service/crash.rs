@@ -249,8 +249,8 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
             operation_id: operation_id.clone(),
             reason: "documents were not given".into(),
         };
-        let mut compliance = world.as_caller("sandbox.compliance");
-        compliance.refund_redemption(request).await.expect(place);
+        let mut approved = world.as_caller(testkit::APPROVED);
+        approved.refund_redemption(request).await.expect(place);
         let (status, supply, tokens, payout_status) = expected;
         let ended = async {
             while world.operation(&operation_id).await.status() != status {

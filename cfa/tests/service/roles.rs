@@ -63,3 +63,42 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
     assert_eq!(listed.operations.len(), 1);
     world.stop().await;
 }
+
+fn status(status: pb::InstrumentStatus) -> pb::UpdateInstrumentRequest {
+    pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        status: status.into(),
+        ..Default::default()
+    }
+}
+
+// rows: R333
+#[tokio::test(flavor = "multi_thread")]
+async fn d32_one_person_halts_an_issue_and_two_end_the_halt() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    use pb::InstrumentStatus::{Active, Halted};
+    let mut operator = world.as_caller("sandbox.operator.anna");
+    operator
+        .update_instrument(status(Halted))
+        .await
+        .expect("halted");
+    // Neither an operator nor the issuer ends it alone.
+    for credential in ["sandbox.operator.anna", "sandbox.issuer.issuer"] {
+        let mut alone = world.as_caller(credential);
+        let refused = alone.update_instrument(status(Active)).await;
+        assert_eq!(
+            reason(&refused.expect_err("refused")),
+            "APPROVAL_REQUIRED",
+            "{credential}"
+        );
+    }
+    assert_eq!(world.instrument("BOND-1").await.status(), Halted);
+    let request = testkit::messages::approved(status(Active));
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved.update_instrument(request).await.expect("active");
+    assert_eq!(world.instrument("BOND-1").await.status(), Active);
+    world.stop().await;
+}

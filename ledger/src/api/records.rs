@@ -1,6 +1,6 @@
 //! RPC that lists audit records, for staff (D34).
 
-use proto::{convert::to_timestamp_us, ledger::v1 as wire};
+use proto::ledger::v1 as wire;
 use rpc::{
     Caller,
     page::{self, Key},
@@ -8,7 +8,7 @@ use rpc::{
 use tonic::{Response, Status};
 
 use super::{Api, convert, reads, refused};
-use crate::{audit, repo::RecordFilter};
+use crate::repo::{RecordFilter, RecordRow};
 
 impl Api {
     pub(super) async fn list_audit_records(
@@ -35,22 +35,10 @@ impl Api {
             created_us: row.sequence,
             id: String::new(),
         });
-        let records = rows.into_iter().map(|row| wire::AuditRecord {
-            sequence: row.sequence.unsigned_abs(),
-            at: Some(to_timestamp_us(row.at_us)),
-            previous_hash: audit::hex(&row.previous_hash),
-            hash: audit::hex(&row.hash),
-            actor: row.actor,
-            action: row.action,
-            object_id: row.object_id,
-            before: row.before,
-            after: row.after,
-            reason: row.reason,
-            request_id: row.request_id,
-            correlation_id: row.correlation_id,
-        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
         Ok(Response::new(wire::ListAuditRecordsResponse {
-            records: records.collect(),
+            records: rows.iter().map(listed).collect(),
             pagination: Some(pagination),
         }))
     }

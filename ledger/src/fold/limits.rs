@@ -19,7 +19,11 @@ use crate::{
 };
 
 /// Creates a limit or changes its terms. Equal terms change nothing.
-pub fn set(book: &mut Book, new: &LimitTerms) -> Outcome {
+///
+/// # Errors
+/// [`Refusal::ApprovalRequired`] for terms that allow what the present ones refuse, without
+/// `may_raise`.
+pub fn set(book: &mut Book, new: &LimitTerms, may_raise: bool) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
         || &*new.user_id == SYSTEM_USER
     {
@@ -62,6 +66,10 @@ pub fn set(book: &mut Book, new: &LimitTerms) -> Outcome {
     };
     if let Some(known) = known.as_ref().filter(|known| known.has_same_terms(&limit)) {
         return Ok(CommandResult::new(Answer::Limit(known.clone())));
+    }
+    let raises = (known.as_ref()).is_some_and(|known| !limit.is_as_strict_as(known));
+    if raises && !may_raise {
+        return Err(Refusal::ApprovalRequired.into());
     }
     book.limits.put(limit.limit_id.clone(), limit.clone());
     Ok(CommandResult::new(Answer::Limit(limit)))

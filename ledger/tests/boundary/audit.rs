@@ -1,7 +1,7 @@
 //! The audit chain and `verify`: a sound ledger passes, and the fault of each tampering is named.
 
 use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{audit::v1::AuditRecord, common::v1::OperationType, ledger::v1::*};
 use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
@@ -431,11 +431,17 @@ async fn staff_acts(world: &World) -> String {
     let mut operator = world.as_caller("sandbox.operator");
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "by-hand", &legs);
-    let paid = operator.create_operation(paid).await.unwrap();
+    // One person moves no money (D32).
+    let alone = operator.create_operation(paid.clone()).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
+    let mut approved = world.as_caller(testkit::APPROVED);
+    let paid = testkit::messages::approved(paid);
+    let paid = approved.create_operation(paid).await.unwrap();
     let paid = paid.into_inner().operation.unwrap().operation_id;
     let poor = [("u1:CFA-RUB", "u2:CFA-RUB", "100000", RUB)];
     let poor = operation(OperationType::Payment, "u1", "poor", &poor);
-    operator.create_operation(poor).await.unwrap_err();
+    let poor = testkit::messages::approved(poor);
+    approved.create_operation(poor).await.unwrap_err();
     let end = FinalizeOperationRequest {
         context: write("end"),
         operation_id: paid.clone(),
@@ -495,11 +501,46 @@ async fn r215_what_persons_do_is_recorded_once_in_a_chain_and_listed() {
     staff_acts_after_restart(&world).await;
 }
 
+// rows: R215 R333
+#[tokio::test]
+async fn d34_an_approved_reversal_is_recorded_with_both_persons_and_one_of_a_service_is_not() {
+    let world = World::new().await;
+    let reverse = |key: &str, id: &str| ReverseOperationRequest {
+        context: write(key),
+        operation_id: id.to_owned(),
+        reason: "paid twice".to_owned(),
+    };
+    let by_service = world.fund("u1", RUB, "100").await.operation_id;
+    let undone = reverse("r1", &by_service);
+    world
+        .client
+        .clone()
+        .reverse_operation(undone)
+        .await
+        .unwrap();
+    let by_two = world.fund("u1", RUB, "50").await.operation_id;
+    let mut approved = world.as_caller(testkit::APPROVED);
+    for _ in 0..2 {
+        let undone = testkit::messages::approved(reverse("r2", &by_two));
+        approved.reverse_operation(undone).await.unwrap();
+    }
+    let all = records(&world, "", "").await;
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!(all[0].actor, testkit::messages::APPROVED_SUBJECT);
+    assert_eq!(all[0].action, "operation.reversed");
+    assert_eq!(
+        (&all[0].object_id, all[0].reason.as_str()),
+        (&by_two, "paid twice")
+    );
+    assert_eq!(verify(&world.config()).await.unwrap().fault, None);
+}
+
 async fn staff_acts_after_restart(world: &World) {
-    let mut operator = world.as_caller("sandbox.operator");
+    let mut approved = world.as_caller(testkit::APPROVED);
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "later", &legs);
-    operator.create_operation(paid).await.unwrap();
+    let paid = testkit::messages::approved(paid);
+    approved.create_operation(paid).await.unwrap();
     let all = records(world, "", "").await;
     assert_eq!(all[0].sequence, 6);
     assert_eq!(all[0].previous_hash, all[1].hash);

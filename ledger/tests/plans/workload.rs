@@ -308,7 +308,8 @@ async fn limits(world: &World) {
         limit_id: "daily".into(),
         reason: "test".into(),
     };
-    staff.remove_velocity_limit(request).await.unwrap();
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved.remove_velocity_limit(request).await.unwrap();
 }
 
 async fn reads(world: &World) {

@@ -146,8 +146,11 @@ pub const ENTRIES: &[Entry] = entries! {
         "payout" "get" "GetPayout";
         "payout" "list" "ListPayouts";
         "receipt" "list" "ListReceipts";
+        "receipt" "assign" "AssignReceipt";
+        "receipt" "refund" "RefundReceipt";
         "recon" "run" "Reconcile";
         "recon" "latest" "GetLatestReport";
+        "payout" "audit" "ListAuditRecords";
     }
     "dfa.market.v1.MarketService" {
         "order" "place" "PlaceOrder";
@@ -194,6 +197,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "confirm-limit" "ConfirmLimit";
         "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
+        "user" "audit" "ListAuditRecords";
     }
     "dfa.approvals.v1.ApprovalService" {
         "approval" "request" "RequestApproval";

@@ -8,11 +8,14 @@ use proto::{
 };
 use rail::Rub;
 use rpc::{
+    context::Once,
     page::{self, Key},
     status::{failed_precondition, internal, invalid_argument, not_found},
 };
 use tonic::{Request, Response, Status};
 use types::PaymentStatus;
+
+use crate::api::{begin, commit};
 
 use super::{
     operations::{Bank, Fault, Refusal, Transfer},
@@ -28,8 +31,10 @@ impl SandboxBankService for Api {
         &self,
         request: Request<pb::PayRequest>,
     ) -> Result<Response<pb::PayResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("Pay", &caller, &context, &ask);
         let amount = match &ask.amount {
             Some(amount) => Some(Rub::from_kopecks(
                 money_minor(Some(amount))
@@ -47,24 +52,27 @@ impl SandboxBankService for Api {
                 ));
             }
         };
-        let key = &context.idempotency_key;
-        let paid = self
-            .0
-            .pay(ask.qr_payload.trim(), amount, outcome, key)
-            .await;
+        let mut tx = begin!(&self.0.db, &once);
+        let text = ask.qr_payload.trim();
+        let paid = self.0.pay_in_tx(&mut tx, text, amount, outcome).await;
         let (transaction_id, status) = paid.map_err(to_status)?;
-        Ok(Response::new(pb::PayResponse {
+        let answer = pb::PayResponse {
             transaction_id,
             status: status.code(),
-        }))
+        };
+        let answer = commit(tx, &once, answer).await?;
+        self.0.wake();
+        Ok(answer)
     }
 
     async fn set_fault(
         &self,
         request: Request<pb::SetFaultRequest>,
     ) -> Result<Response<pb::SetFaultResponse>, Status> {
-        let ask = request.into_inner();
-        rpc::context::write(ask.context)?;
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let once = Once::of("SetFault", &caller, &context, &ask);
         let fault = Fault::from_code(ask.fault);
         if fault.is_none() && ask.fault != pb::BankFault::None as i32 {
             return Err(invalid_argument("fault", "is required; NONE clears faults"));
@@ -76,11 +84,12 @@ impl SandboxBankService for Api {
         if !ask.account.is_empty() && !for_transfers {
             return Err(invalid_argument("account", "applies to transfers only"));
         }
-        self.0
-            .set_fault(&ask.account, fault)
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(pb::SetFaultResponse { fault: ask.fault }))
+        let mut tx = begin!(&self.0.db, &once);
+        let set = self.0.set_fault_in_tx(&mut tx, &ask.account, fault);
+        set.await.map_err(to_status)?;
+        let answer = commit(tx, &once, pb::SetFaultResponse { fault: ask.fault }).await?;
+        self.0.wake();
+        Ok(answer)
     }
 
     async fn get_bank_balance(

@@ -5,6 +5,7 @@
 //! | `rules` | the pure core: results of checks |
 //! | `repo` | the store |
 //! | `api` | `IdentityService` and the HTTP reads |
+//! | `api/records` | audit records of changes of users |
 //! | `api/reservations` | amounts reserved for operations |
 //! | `api/uses` | limit use without a reservation, counted from the platform's events |
 //! | `publish` | events about users |
@@ -70,6 +71,20 @@ pub enum Error {
     },
 }
 
+fn file(config: &IdentityConfig) -> PathBuf {
+    config.data_dir.join("identity.db")
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(
+    config: &IdentityConfig,
+) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&file(config), api::SOURCE).await
+}
+
 /// The running service.
 pub struct IdentityHandle {
     api: api::Api,
@@ -102,7 +117,7 @@ pub fn start_with_clock(
 ) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
     Box::pin(async move {
         let defaults = rules::Defaults::read(&config)?;
-        let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
+        let db = events::Sqlite::open(file(&config), &repo::MIGRATOR).await?;
         let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis, clock);
         let span = || tracing::info_span!("worker", service_name = "identity");
         let basis = config.trading_limit_basis;

@@ -75,6 +75,15 @@ pub struct Limit {
 }
 
 impl Limit {
+    /// Describes the limit in an audit record.
+    pub fn audit_text(&self, limit_type: LimitType) -> String {
+        let daily = format!("{limit_type} at most {} RUB a day", self.daily);
+        match self.refuse_with.as_str() {
+            "" => daily,
+            text => format!("{daily}, refused ({text})"),
+        }
+    }
+
     /// True if it allows what the other limit refuses: such a change takes two persons (D32).
     pub fn is_above(&self, other: &Limit) -> bool {
         let ends_refusal = self.refuse_with.is_empty() && !other.refuse_with.is_empty();

@@ -28,7 +28,7 @@ use crate::in_time;
 const NOON_US: i64 = 1_795_165_200_000_000;
 
 struct World {
-    _folder: TempDir,
+    folder: TempDir,
     log: Arc<Embedded>,
     clock: Clock,
     slot: LocalSlot,
@@ -63,7 +63,7 @@ impl World {
             stop.clone(),
         ));
         World {
-            _folder: folder,
+            folder,
             log,
             clock,
             slot,
@@ -714,8 +714,12 @@ async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
         .update_user(update(common::KycStatus::Unspecified, true))
         .await
         .unwrap();
+    // One person marks a user as sanctioned, and two end the mark (D32).
+    let alone = update(common::KycStatus::Unspecified, false);
+    let alone = world.client().update_user(alone).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
     world
-        .client()
+        .approved()
         .update_user(update(common::KycStatus::Unspecified, false))
         .await
         .unwrap();
@@ -909,10 +913,13 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     client().block_user(block("k-3")).await.unwrap();
     let repeat = approved().unblock_user(unblock("k-2")).await.unwrap();
     assert!(is_repeat(&repeat));
-    let first = client().update_user(account("k-4", 1)).await.unwrap();
-    client().update_user(account("k-5", 2)).await.unwrap();
+    // One person does not change an account (D32).
+    let alone = client().update_user(account("k-4", 1)).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
+    let first = approved().update_user(account("k-4", 1)).await.unwrap();
+    approved().update_user(account("k-5", 2)).await.unwrap();
     // A repeat with other content receives the stored answer too.
-    let repeat = client().update_user(account("k-4", 3)).await.unwrap();
+    let repeat = approved().update_user(account("k-4", 3)).await.unwrap();
     assert!(is_repeat(&repeat));
     assert_eq!(repeat.into_inner(), first.into_inner());
     client().set_limit(limit("k-6", 1_000)).await.unwrap();
@@ -982,5 +989,102 @@ async fn d49_an_account_that_no_bank_accepts_is_refused() {
             assert_eq!(refused.message(), format!("bank_account: {problem}"));
         }
     }
+    world.stop().await;
+}
+
+// rows: R215 R333
+#[tokio::test]
+async fn d34_every_change_of_a_user_is_recorded_once_in_a_chain_and_listed() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    let block = wire::BlockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "court order".into(),
+    };
+    for _ in 0..2 {
+        // The repeat is answered from the store.
+        world.client().block_user(block.clone()).await.unwrap();
+    }
+    let unblock = testkit::messages::approved(wire::UnblockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "lifted".into(),
+    });
+    world.approved().unblock_user(unblock).await.unwrap();
+    let limit = wire::SetLimitRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        limit_type: DEPOSIT as i32,
+        daily_limit: Some(to_money(1_000)),
+        refuse_with: String::new(),
+    };
+    let mut compliance = world.client_as("sandbox.compliance.vera");
+    compliance.set_limit(limit.clone()).await.unwrap();
+    // The same limit again changes nothing.
+    let same = wire::SetLimitRequest {
+        context: ctx(),
+        ..limit
+    };
+    compliance.set_limit(same).await.unwrap();
+    world.create("bob").await;
+
+    let list = async |actor: &str, user_id: &str, page_token: String| {
+        let ask = wire::ListAuditRecordsRequest {
+            actor: actor.into(),
+            user_id: user_id.into(),
+            pagination: Some(common::PaginationRequest {
+                page_size: 3,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let mut auditor = world.client_as("sandbox.auditor");
+        auditor.list_audit_records(ask).await.unwrap().into_inner()
+    };
+    let first = list("", "", String::new()).await;
+    let token = first.pagination.unwrap().next_page_token;
+    let mut records = first.records;
+    records.extend(list("", "", token).await.records);
+    records.reverse();
+    let seen: Vec<_> = records
+        .iter()
+        .map(|one| (one.action.as_str(), one.actor.as_str(), one.reason.as_str()))
+        .collect();
+    let persons = testkit::messages::APPROVED_SUBJECT;
+    assert_eq!(
+        seen,
+        [
+            ("user.created", "operator", ""),
+            ("user.blocked", "operator", "court order"),
+            ("user.unblocked", persons, "lifted"),
+            ("limit.set", "vera", ""),
+            ("user.created", "operator", ""),
+        ]
+    );
+    assert_eq!(records[0].previous_hash, "0".repeat(64));
+    assert!(
+        records
+            .windows(2)
+            .all(|two| two[1].previous_hash == two[0].hash)
+    );
+    assert!(records[1].after.contains("blocked (court order)"));
+    assert_eq!(records[2].before, records[1].after);
+    assert_eq!(records[3].after, "DEPOSIT at most 10.00 RUB a day");
+    let of_vera = list("vera", "alice", String::new()).await.records;
+    assert_eq!(of_vera, records[3..4]);
+    let mut investor = world.client_as("sandbox.investor.alice");
+    let refused = investor
+        .list_audit_records(wire::ListAuditRecordsRequest::default())
+        .await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+
+    let config = IdentityConfig {
+        data_dir: world.folder.path().into(),
+        ..IdentityConfig::default()
+    };
+    let verified = sandbox::identity::verify_audit(&config).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (5, None));
+    assert_eq!(verified.head, records[4].hash);
     world.stop().await;
 }

@@ -242,5 +242,6 @@ impl IdentityService for ServiceDoubles {
         set_limit: SetLimitRequest => SetLimitResponse,
         block_user: BlockUserRequest => BlockUserResponse,
         unblock_user: UnblockUserRequest => UnblockUserResponse,
+        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }

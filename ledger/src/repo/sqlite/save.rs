@@ -153,18 +153,18 @@ fn save_records(db: &Connection, book: &Book) -> Result<(), Error> {
     };
     let sealed = audit::seal_records(last, book);
     execute_each(db, INSERT_RECORD, sealed, |to, sealed| {
-        let record = sealed.record;
+        let (record, act) = (sealed.record, sealed.record.act);
         to.execute(params![
             record.sequence,
             record.at_us,
-            record.actor,
-            record.action,
-            record.object_id,
-            record.before,
-            record.after,
-            record.reason,
-            record.request_id,
-            record.correlation_id,
+            act.actor,
+            act.action,
+            act.object_id,
+            act.before,
+            act.after,
+            act.reason,
+            act.request_id,
+            act.correlation_id,
             sealed.previous_hash,
             sealed.hash,
         ])
