@@ -161,7 +161,7 @@ impl Peers {
         let context = caused_by(&operation.correlation_id);
         let id = &operation.operation_id;
         match operation.status {
-            Status::Finalized => self.identity.confirm_limit(&context, id).await,
+            Status::Finalized => self.identity.confirm_limit(&context, id, None).await,
             _ => self.identity.cancel_limit(&context, id).await,
         }
     }
