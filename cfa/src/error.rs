@@ -69,6 +69,17 @@ pub enum Refusal {
     OfferNotFound,
     #[error("Too many active offers")]
     TooManyOffers,
+    #[error("Placement not found")]
+    PlacementNotFound,
+    #[error("Placement is not open")]
+    PlacementNotOpen,
+    #[error("Placement has not ended")]
+    PlacementUnderWay,
+    #[error("Units of the instrument are issued by its placement only")]
+    PlacementOnly,
+    /// The limit's own text.
+    #[error("{0}")]
+    LimitExceeded(String),
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
     #[error("Another user has the same on-chain address")]

@@ -108,6 +108,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("Subscribe", &[Investor, Trader, Issuer]),
             ("CancelSubscription", &[Investor, Trader, Issuer, Operator]),
             ("ListSubscriptions", EVERYONE),
+            ("ClosePlacement", ISSUE),
             ("IssueInvestmentCfa", ISSUE),
             ("OfferUnits", &[Investor, Trader, Issuer]),
             ("CancelOffer", &[Investor, Trader, Issuer, Operator]),

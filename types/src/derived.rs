@@ -11,6 +11,7 @@
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
 //! | hold of an offer | name of the CFA service |
+//! | operation of an allotment | its offer |
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -186,6 +187,12 @@ pub fn redemption_hold(operation_id: &str) -> Id128 {
 /// Ledger hold of an offer: the payment of a subscription, or the units that a holder offers.
 pub fn offer_hold(offer_id: &str) -> Id128 {
     cfa_uuid(&format!("{offer_id}:subscription"))
+}
+
+/// Operation that delivers what a placement has allotted to a subscription. Its id sorts by the
+/// time of the subscription.
+pub fn allotment(offer: Id128) -> Id128 {
+    child_uuid(offer, "allotment")
 }
 
 /// Id of the redemption of an issue.
