@@ -365,6 +365,7 @@ mod tests {
                 "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
             ),
             (offer_hold("s-1"), "13d06d6b-76c8-5693-9cf9-a7d734adc64c"),
+            (allotment(order), "018bcfe5-687b-8a06-b845-847df02daa4a"),
             (
                 issue_redemption("BOND-1"),
                 "b5aff749-76ef-50bf-99ce-063b69fd217d",
