@@ -13,7 +13,7 @@ use types::{Decimal, code_enum};
 use crate::error::Refusal;
 use crate::model::CFA_RUB_DECIMALS;
 
-/// Longest placement period, in microseconds: 366 days, the longest life of a subscription.
+/// Longest placement period, in microseconds: 366 days.
 pub const PERIOD_US_MAX: i64 = 366 * 24 * 3_600 * 1_000_000;
 
 code_enum! {

@@ -227,20 +227,22 @@ impl Repo {
         Ok(())
     }
 
-    /// Ends an allotted subscription whose operation the ledger refused: its payment is to be
+    /// Ends an allotted subscription whose operation was not done. `is_held`: its payment is to be
     /// released.
     pub async fn return_allotted_in_tx(
         &self,
         tx: &mut Tx,
         operation_id: &str,
+        is_held: bool,
         now_us: i64,
     ) -> Result<(), Error> {
         sqlx::query(
-            "UPDATE offer SET status = 6, step = 1, updated_at_us = $2
+            "UPDATE offer SET status = 6, step = $3, updated_at_us = $2
              WHERE operation_id = $1 AND operation_id <> '' AND status = 3",
         )
         .bind(operation_id)
         .bind(now_us)
+        .bind(is_held)
         .execute(&mut **tx)
         .await?;
         Ok(())

@@ -80,7 +80,8 @@ impl Repo {
     }
 
     /// Checks a subscription that was just inserted against its placement: it accepts
-    /// subscriptions, has at most `live_max`, and the investor's most units are kept.
+    /// subscriptions, has at most `live_max`, the sum of their units fits 64 bits, and the
+    /// investor's most units are kept.
     ///
     /// # Errors
     /// `PlacementNotOpen`, `TooManySubscriptions`, the field `amount`.
@@ -90,10 +91,17 @@ impl Repo {
         offer: &Offer,
         live_max: i64,
     ) -> Result<(), Error> {
-        let row = sqlx::query("SELECT * FROM placement WHERE instrument_id = $1")
-            .bind(&offer.instrument_id)
-            .fetch_one(&mut **tx)
-            .await?;
+        // The store turns a sum beyond 64 bits into a floating-point number.
+        let row = sqlx::query(
+            "SELECT *, typeof(subscribed_minor) = 'integer' AS fits \
+             FROM placement WHERE instrument_id = $1",
+        )
+        .bind(&offer.instrument_id)
+        .fetch_one(&mut **tx)
+        .await?;
+        if !row.try_get::<bool, _>("fits")? {
+            return Err(Refusal::TooManySubscriptions.into());
+        }
         let placement = decode(&row)?;
         if placement.stage != Stage::Subscribe {
             return Err(Refusal::PlacementNotOpen.into());

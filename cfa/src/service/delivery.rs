@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use service_clients::OperationType;
 use service_clients::ledger::{HoldChange, HoldStep, Operation as LedgerOperation, Posting};
+use tonic::Code;
 use types::{Amount, Decimal, Id128, Minor, derived, subaccount};
 
 use super::drive::{count_ended, limit_end};
@@ -243,8 +244,6 @@ impl Service {
                     );
                     operation.rejection = Some((Rejection::IntegrationError, why.clone()));
                     operation.set_status(Status::Rejected, now_us);
-                    let id = &operation.operation_id;
-                    self.repo.return_allotted_in_tx(&mut tx, id, now_us).await?;
                     let (action, before) = ("issuance.rejected", Status::Created);
                     self.conclude_delivery_in_tx(&mut tx, operation, action, before)
                         .await?;
@@ -253,12 +252,18 @@ impl Service {
             self.repo.save_operation_in_tx(&mut tx, operation).await?;
         }
         tx.commit().await?;
-        rows.retain(|row| !row.operation.status.is_terminal());
+        let (refused, rows): (Vec<_>, Vec<_>) = rows
+            .into_iter()
+            .partition(|row| row.operation.status.is_terminal());
+        refused.iter().for_each(|row| count_ended(&row.operation));
         Ok(rows)
     }
 
     /// Posts deliveries together. If the ledger refuses them, halves them until the refused ones
     /// are alone. Returns the reason of each refused operation by its id.
+    ///
+    /// # Errors
+    /// Everything but a refusal. A repeat continues.
     async fn post_deliveries(
         &self,
         placement: &Placement,
@@ -291,7 +296,7 @@ impl Service {
                     .post_with_steps(&correlation_id, &operations, rests.collect(), &scales);
             match posted.await {
                 Ok(()) => {}
-                Err(error) if error.is_transient() => return Err(error),
+                Err(error) if !is_refusal(&error) => return Err(error),
                 Err(error) if part.len() == 1 => {
                     refused.insert(part[0].0.operation_id.clone(), error.to_string());
                 }
@@ -351,7 +356,8 @@ impl Service {
         Ok(())
     }
 
-    /// Publishes the end of a delivery and ends the reservation of its subscription.
+    /// Publishes the end of a delivery and ends the reservation of its subscription, and without a
+    /// delivery the subscription.
     async fn conclude_delivery_in_tx(
         &self,
         tx: &mut events::Tx,
@@ -364,9 +370,30 @@ impl Service {
             None => publish::issued(row),
             Some(message) => publish::issuance_failed(row, message),
         };
-        let record = publish::audit_operation(row, action, before.as_str());
-        self.repo.publish_in_tx(tx, &[event, record]).await?;
-        let (id, end) = (&row.operation_id, limit_end(message.is_none()));
+        let id = &row.operation_id;
+        let mut events = vec![
+            event,
+            publish::audit_operation(row, action, before.as_str()),
+        ];
+        if let Some(message) = message {
+            // Its hold has the payment, unless the ledger had posted it.
+            let is_held = row.status == Status::Rejected;
+            self.repo
+                .return_allotted_in_tx(tx, id, is_held, row.updated_at_us)
+                .await?;
+            events.push(publish::audit(
+                "subscription.not_allotted",
+                &row.external_ref,
+                SOURCE,
+                OfferStatus::Used.as_str(),
+                OfferStatus::NotAllotted.as_str(),
+                message,
+                &row.correlation_id,
+                row.updated_at_us,
+            ));
+        }
+        self.repo.publish_in_tx(tx, &events).await?;
+        let end = limit_end(message.is_none());
         self.repo.end_limit_of_in_tx(tx, id, end).await
     }
 
@@ -543,6 +570,12 @@ impl Service {
         placement.attempts = 0;
         self.save_placement(&placement, before, &[]).await
     }
+}
+
+/// Whether the ledger refuses the operation itself. A refused credential is an internal error, and
+/// no reason to end an allotment.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Peer(status) if status.code() != Code::Internal)
 }
 
 /// An allotment that is being delivered.

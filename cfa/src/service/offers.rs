@@ -22,7 +22,7 @@ use crate::repo::OfferInsert;
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
 /// Lifetime of an offer without `expires_at`.
 const LIFETIME_US: i64 = 30 * DAY_US;
-/// Limit of an offer's lifetime.
+/// Limit of an offer's lifetime, unless the default is longer.
 const LIFETIME_US_MAX: i64 = 366 * DAY_US;
 /// Limit of a user's offers per side that are pending, active or not released yet.
 const LIVE_MAX: i64 = 100;
@@ -126,7 +126,8 @@ impl Service {
         let now_us = self.now_us();
         let default_us = lifetime_us.unwrap_or(LIFETIME_US);
         let expires_at_us = new.expires_at_us.unwrap_or(now_us + default_us);
-        if expires_at_us <= now_us || expires_at_us > now_us + LIFETIME_US_MAX {
+        let most_us = LIFETIME_US_MAX.max(default_us);
+        if expires_at_us <= now_us || expires_at_us > now_us + most_us {
             let why = "must be in the future, at most a year away";
             return Err(Refusal::field("expires_at", why).into());
         }
@@ -174,11 +175,12 @@ impl Service {
         }
     }
 
-    /// Checks a subscription to a placement. Returns its lifetime if the request has no end.
-    /// `None`: the issue has no placement, or the offer is to sell.
+    /// Checks a subscription to a placement. Returns its lifetime if the request has no end: until
+    /// after the decision. `None`: the issue has no placement, or the offer is to sell.
     ///
     /// # Errors
-    /// `PlacementNotOpen`; units or a payment that the terms do not allow.
+    /// `PlacementNotOpen`; the issuer as investor, because its own payment must not reach the
+    /// minimum; units or a payment that the terms do not allow.
     async fn check_placement(
         &self,
         instrument: &Instrument,
@@ -195,6 +197,17 @@ impl Service {
         if !placement.accepts_at(now_us) {
             return Err(Refusal::PlacementNotOpen.into());
         }
+        if new.user_id == instrument.issuer_id {
+            let why = "must be another user than the issuer";
+            return Err(Refusal::field("investor_id", why).into());
+        }
+        if instrument
+            .issue_limit_minor
+            .is_some_and(|size| units_minor > size)
+        {
+            let why = "is above the units of the placement";
+            return Err(Refusal::field("amount.amount", why).into());
+        }
         let terms = &placement.terms;
         let lot = Lot::new(instrument.lot_size, instrument.decimals, terms.price)?;
         let lots = lot
@@ -208,8 +221,7 @@ impl Service {
             let why = "must be the placement's price of the units";
             return Err(Refusal::field("payment.amount", why).into());
         }
-        let until_close_us = terms.closes_at_us - now_us;
-        Ok(Some((until_close_us + LIFETIME_US).min(LIFETIME_US_MAX)))
+        Ok(Some(terms.closes_at_us - now_us + LIFETIME_US))
     }
 
     /// Returns the stored offer of a used key. Logs and counts a request with other content (D50).

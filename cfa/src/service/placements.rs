@@ -5,7 +5,8 @@
 //! |---|---|
 //! | SUBSCRIBE | `Subscribe` makes holds. No subscription is added after the end of the period |
 //! | SCREEN | pending holds are made; subscribers whom identity refuses are left out |
-//! | decision | one transaction: the allotment with used subscriptions, or the failure |
+//! | decision | one transaction: the allotment with used subscriptions, or the failure. A halted |
+//! | | issue waits, and its subscribers are screened again once it is active |
 //! | RELEASE | payments without an allotment are released, many per ledger call |
 //! | MINT to BURN | see `delivery` |
 //!
@@ -15,6 +16,7 @@
 //! does not delay the sweep.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use futures::future::join_all;
 use service_clients::ledger::{HoldChange, HoldStep};
@@ -38,12 +40,15 @@ const STEPS_PER_ROUND: usize = 20;
 const SCREENED_AT_ONCE: i64 = 100;
 /// Payments per ledger call of the release.
 const RELEASED_AT_ONCE: i64 = 500;
+/// Longest wait of ClosePlacement. The sweep continues what is left.
+const CLOSE_WAIT: Duration = Duration::from_secs(8);
 /// Reason in the ledger of a payment that is released.
 const NOT_ALLOTTED: &str = "Subscription NOT_ALLOTTED";
 
 impl Service {
     /// Closes a placement whose period has ended, or continues. Returns it, and true if it had
-    /// ended before. A step that fails is left to the sweep.
+    /// ended before. A step that fails, or that is not done after `CLOSE_WAIT`, is left to the
+    /// sweep.
     ///
     /// # Errors
     /// `PlacementNotFound`; `PlacementUnderWay` before the end of the period.
@@ -59,11 +64,14 @@ impl Service {
         if self.clock.now_us() < stored.terms.closes_at_us {
             return Err(Refusal::PlacementUnderWay.into());
         }
-        let driven = self.drive_placement(instrument_id, &meta.actor, true).await;
-        if driven.is_ok() {
-            self.health.set_ok(&health_part(instrument_id));
+        let driven = self.drive_placement(instrument_id, &meta.actor, true);
+        // The end of the wait cancels a step as a crash would: every step is idempotent.
+        if let Ok(driven) = tokio::time::timeout(CLOSE_WAIT, driven).await {
+            if driven.is_ok() {
+                self.health.set_ok(&health_part(instrument_id));
+            }
+            log_failure("placement", instrument_id, driven);
         }
-        log_failure("placement", instrument_id, driven);
         Ok((self.require_placement(instrument_id).await?, false))
     }
 
@@ -72,18 +80,25 @@ impl Service {
         Ok(found.ok_or(Refusal::PlacementNotFound)?)
     }
 
-    /// Continues the placements whose period has ended.
+    /// Continues the placements whose period has ended, several at once: one that waits for the
+    /// chain delays the others little.
     pub(super) async fn close_due_placements(&self) -> Result<(), Error> {
-        for instrument_id in self.repo.due_placements(self.clock.now_us()).await? {
-            let driven = self.drive_placement(&instrument_id, SOURCE, false).await;
-            let part = health_part(&instrument_id);
-            match &driven {
-                Ok(()) => self.health.set_ok(&part),
-                Err(error) => self.health.set_failing(&part, error.to_string()),
-            }
-            log_failure("placement", &instrument_id, driven);
+        let due = self.repo.due_placements(self.clock.now_us()).await?;
+        for round in due.chunks(PEER_CALLS) {
+            let closed = round.iter().map(|id| self.close_due_placement(id));
+            join_all(closed).await;
         }
         Ok(())
+    }
+
+    async fn close_due_placement(&self, instrument_id: &str) {
+        let driven = self.drive_placement(instrument_id, SOURCE, false).await;
+        let part = health_part(instrument_id);
+        match &driven {
+            Ok(()) => self.health.set_ok(&part),
+            Err(error) => self.health.set_failing(&part, error.to_string()),
+        }
+        log_failure("placement", instrument_id, driven);
     }
 
     /// Makes steps of a placement until it ends or the round is over. `is_asked`: by a call, which
@@ -160,18 +175,27 @@ impl Service {
         Ok(())
     }
 
-    /// Screens the next page of subscribers, or decides after the last one.
+    /// Screens the next page of subscribers, or decides after the last one. Of a halted issue only
+    /// the failure is decided.
     async fn screen(
         &self,
         mut placement: Placement,
         instrument: &Instrument,
         actor: &str,
     ) -> Result<(), Error> {
+        if instrument.status != InstrumentStatus::Active {
+            // A subscriber may be blocked during the halt.
+            if !placement.screened_through.is_empty() {
+                placement.screened_through.clear();
+                self.save_placement(&placement, Stage::Screen, &[]).await?;
+            }
+            return self.decide(placement, instrument, actor, false).await;
+        }
         let (id, after) = (&placement.instrument_id, &placement.screened_through);
         let page = self.repo.live_subscriptions(id, after, SCREENED_AT_ONCE);
         let page = page.await?;
         let Some(last) = page.last() else {
-            return self.decide(placement, instrument, actor).await;
+            return self.decide(placement, instrument, actor, true).await;
         };
         placement.screened_through.clone_from(&last.offer_id);
         for round in page.chunks(PEER_CALLS) {
@@ -184,7 +208,7 @@ impl Service {
     }
 
     /// Makes the hold of a pending subscription, then asks identity about its investor. Ends a
-    /// subscription that has expired or whose investor may not buy.
+    /// subscription that has expired, whose hold cannot be made, or whose investor may not buy.
     async fn screen_subscriber(&self, offer: &Offer) -> Result<(), Error> {
         let id = &offer.offer_id;
         if offer.expires_at_us <= self.now_us() {
@@ -193,9 +217,15 @@ impl Service {
         }
         if offer.status == OfferStatus::Pending {
             match self.step_offer(id, false).await {
+                Ok(()) => {}
                 Err(error) if error.is_transient() => return Err(error),
-                // A refusal has deleted it. Any other failure leaves it pending: no decision then.
-                stepped => log_failure("subscription", id, stepped),
+                // A refusal has deleted it. Any other failure must not delay the others.
+                Err(error) => {
+                    tracing::warn!(id, %error, "subscription is left out: its hold is not made");
+                    let reason = error.to_string();
+                    let ended = self.end_offer(id, OfferStatus::NotAllotted, SOURCE, &reason);
+                    return ended.await.map(drop);
+                }
             }
         }
         let (correlation_id, investor) = (&offer.correlation_id, &offer.user_id);
@@ -215,11 +245,13 @@ impl Service {
     }
 
     /// Decides about the active subscriptions, in one transaction with their use or end.
+    /// `is_screened`: units may be allotted.
     async fn decide(
         &self,
         mut placement: Placement,
         instrument: &Instrument,
         actor: &str,
+        is_screened: bool,
     ) -> Result<(), Error> {
         let id = instrument.instrument_id.as_str();
         let now_us = self.now_us();
@@ -233,27 +265,24 @@ impl Service {
         )?;
         let mut tx = self.repo.begin().await?;
         let asked = self.repo.asked_in_tx(&mut tx, id, now_us).await?;
-        if asked
-            .iter()
-            .any(|(_, _, status)| *status == OfferStatus::Pending.code())
-        {
-            drop(tx);
-            // The next round screens from the start.
-            placement.screened_through.clear();
-            self.save_placement(&placement, Stage::Screen, &[]).await?;
-            return Err(Error::Unavailable(LedgerClient::SERVICE));
-        }
         let (rows, why) = match decision_of(&placement, &instrument, lot, &asked) {
+            // Pending subscriptions count here: without them the sum is smaller still.
             Decision::Fail(why) => (Vec::new(), Some(why)),
-            Decision::Allot(_) if instrument.status != InstrumentStatus::Active => {
+            Decision::Allot(_) if !is_screened || instrument.status != InstrumentStatus::Active => {
                 return Err(Refusal::InstrumentNotActive.into());
+            }
+            Decision::Allot(_) if asked.iter().any(is_pending) => {
+                drop(tx);
+                // The next round screens from the start.
+                placement.screened_through.clear();
+                self.save_placement(&placement, Stage::Screen, &[]).await?;
+                return Err(Error::Unavailable(LedgerClient::SERVICE));
             }
             Decision::Allot(lots) => (allotments(&asked, &lots, lot)?, None),
         };
         let allotted: HashSet<&str> = rows.iter().map(|row| row.offer_id.as_str()).collect();
-        let ids = asked.iter().map(|(offer_id, ..)| offer_id.as_str());
-        let left_out = ids.filter(|offer_id| !allotted.contains(offer_id));
-        let records = left_out.map(|offer_id| not_allotted(offer_id, id, now_us));
+        let left_out = asked.iter().filter(|of| !allotted.contains(of.0.as_str()));
+        let records = left_out.map(|of| not_allotted(of, id, now_us));
         let records: Vec<_> = records.collect();
         self.repo.publish_in_tx(&mut tx, &records).await?;
         self.repo.allot_in_tx(&mut tx, &rows, now_us).await?;
@@ -416,12 +445,18 @@ pub(super) fn correlation(instrument_id: &str) -> String {
     format!("placement:{instrument_id}")
 }
 
-/// The decision about the subscriptions: id, units and status of each.
+/// Id, units and status of a subscription.
+type Asked = (String, i64, i32);
+
+fn is_pending((_, _, status): &Asked) -> bool {
+    *status == OfferStatus::Pending.code()
+}
+
 fn decision_of(
     placement: &Placement,
     instrument: &Instrument,
     lot: Lot,
-    asked: &[(String, i64, i32)],
+    asked: &[Asked],
 ) -> Decision {
     let lots = asked.iter().map(|(_, units, _)| units / lot.units_minor);
     let lots: Vec<i64> = lots.collect();
@@ -431,11 +466,7 @@ fn decision_of(
 }
 
 /// The allotments above zero, numbered from 1.
-fn allotments(
-    asked: &[(String, i64, i32)],
-    lots: &[i64],
-    lot: Lot,
-) -> Result<Vec<Allotted>, Error> {
+fn allotments(asked: &[Asked], lots: &[i64], lot: Lot) -> Result<Vec<Allotted>, Error> {
     let pairs = asked.iter().zip(lots).filter(|(_, lots)| **lots > 0);
     pairs
         .zip(1..)
@@ -453,12 +484,16 @@ fn allotments(
 }
 
 /// Audit record of a subscription that the decision gives no units.
-fn not_allotted(offer_id: &str, instrument_id: &str, now_us: i64) -> events::Event {
+fn not_allotted(of: &Asked, instrument_id: &str, now_us: i64) -> events::Event {
+    let before = match is_pending(of) {
+        true => OfferStatus::Pending,
+        false => OfferStatus::Active,
+    };
     publish::audit(
         "subscription.not_allotted",
-        offer_id,
+        &of.0,
         SOURCE,
-        OfferStatus::Active.as_str(),
+        before.as_str(),
         OfferStatus::NotAllotted.as_str(),
         "",
         &correlation(instrument_id),

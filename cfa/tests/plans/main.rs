@@ -385,7 +385,7 @@ async fn no_statement_scans_a_table() {
         "UPDATE offer SET status = $2",
         "UPDATE offer SET status = 3, updated_at_us = $2, allotted_minor",
         "UPDATE offer INDEXED BY offer_live_of_issue SET status = 6",
-        "UPDATE offer SET status = 6, step = 1",
+        "UPDATE offer SET status = 6, step = $3",
         "UPDATE offer SET step = 0",
         "UPDATE offer SET operation_id = $2",
         "UPDATE offer SET limit_state = $2",

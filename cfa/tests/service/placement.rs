@@ -448,6 +448,218 @@ async fn f34_refused_investors_get_their_money_back_and_delay_no_other() {
     world.stop().await;
 }
 
+/// Freezes the money of a user on chain only.
+async fn freeze_on_chain(world: &mut World, user_id: &str) {
+    let money = world.instrument("CFA-RUB").await.smart_contract_address;
+    let action = chain::Action::SetFrozen {
+        token: money.parse().expect("address"),
+        account: chain::Address::of_user(user_id),
+        frozen: true,
+    };
+    let connector = world.connector();
+    let submitted = connector.submit(&key(), &action.call()).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    let receipt = world.receipt(&hash).await;
+    assert_eq!(receipt.status, chain::ReceiptStatus::Success);
+}
+
+/// An exchange that the contract leaves out is reversed. The others are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn f34_an_exchange_that_the_contract_leaves_out_returns_the_payment() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "10000.00").await;
+    world.deposit("bob", "10000.00").await;
+    let rule = pb::AllotmentRule::FirstCome;
+    register(&mut world, "BOND-1", terms(rule))
+        .await
+        .expect("registered");
+    let alice = subscribe(&world, "BOND-1", "alice", 4)
+        .await
+        .expect("alice");
+    let bob = subscribe(&world, "BOND-1", "bob", 5).await.expect("bob");
+    freeze_on_chain(&mut world, "alice").await;
+    world.clock.advance_us(DAY_US);
+    let placed = close(&world, "BOND-1").await.expect("closed");
+    assert_eq!(placed.status(), pb::PlacementStatus::Placed);
+    assert_eq!(placed.raised, decimal("5000.00"));
+    assert_eq!(units(&mut world, "BOND-1", "alice").await, 0);
+    assert_eq!(units(&mut world, "BOND-1", "bob").await, 5);
+    let all = pair("10000.00", "10000.00");
+    assert_eq!(money(&mut world, "alice").await, all);
+    assert_eq!(money(&mut world, "bob").await, pair("5000.00", "5000.00"));
+    let stored = subscription(&world, &alice).await;
+    assert_eq!(stored.status(), pb::SubscriptionStatus::NotAllotted);
+    let failed = world.operation(&stored.operation_id).await;
+    assert_eq!(failed.status(), OperationStatus::Failed);
+    world.resume_operations().await;
+    let used = [("CANCELLED", 4_000), ("CONFIRMED", 5_000)];
+    assert_eq!(yearly(&world, &[&alice, &bob]), used);
+    assert_settled(&mut world, "BOND-1", "5").await;
+    world.stop().await;
+}
+
+/// A subscription whose hold cannot be made is left out and does not stop the close.
+#[tokio::test(flavor = "multi_thread")]
+async fn f34_a_hold_that_cannot_be_made_delays_no_other_subscription() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "10000.00").await;
+    world.deposit("bob", "10000.00").await;
+    let rule = pb::AllotmentRule::FirstCome;
+    register(&mut world, "BOND-1", terms(rule))
+        .await
+        .expect("registered");
+    subscribe(&world, "BOND-1", "bob", 3).await.expect("bob");
+    let set_away = |world: &World, is_away| {
+        world
+            .double
+            .with(|state| state.reservations_unavailable = is_away);
+    };
+    set_away(&world, true);
+    let away = subscribe(&world, "BOND-1", "alice", 2).await;
+    assert_eq!(away.expect_err("away").code(), Code::Unavailable);
+    set_away(&world, false);
+    let request = pb::ListSubscriptionsRequest {
+        investor_id: "alice".into(),
+        ..Default::default()
+    };
+    let listed = world.cfa.list_subscriptions(request).await.expect("listed");
+    let pending = listed.into_inner().subscriptions.remove(0);
+    assert_eq!(pending.status(), pb::SubscriptionStatus::Pending);
+    // The id of its hold is taken by a hold on another sub-account.
+    let taken = ledger::CreateHoldRequest {
+        context: context(&key()),
+        hold: Some(ledger::Hold {
+            hold_id: pending.hold_id.clone(),
+            subaccount_id: "bob:CFA-RUB".into(),
+            amount: amount("CFA-RUB", "1.00"),
+            reason: "another".into(),
+            owner: "cfa".into(),
+            ..Default::default()
+        }),
+    };
+    world.ledger.create_hold(taken).await.expect("held");
+    world.clock.advance_us(DAY_US);
+    let placed = close(&world, "BOND-1").await.expect("closed");
+    assert_eq!(placed.status(), pb::PlacementStatus::Placed);
+    assert_eq!(units(&mut world, "BOND-1", "bob").await, 3);
+    let stored = subscription(&world, &pending).await;
+    assert_eq!(stored.status(), pb::SubscriptionStatus::NotAllotted);
+    let all = pair("10000.00", "10000.00");
+    assert_eq!(money(&mut world, "alice").await, all);
+    assert_settled(&mut world, "BOND-1", "3").await;
+    world.stop().await;
+}
+
+async fn set_status(world: &mut World, status: pb::InstrumentStatus) {
+    let change = pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        status: status.into(),
+        ..Default::default()
+    };
+    world.cfa.update_instrument(change).await.expect("changed");
+}
+
+/// A halted issue is not allotted. An investor who is refused during the halt gets no units.
+#[tokio::test(flavor = "multi_thread")]
+async fn f34_subscribers_of_a_halted_issue_are_screened_after_the_halt() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "10000.00").await;
+    world.deposit("bob", "10000.00").await;
+    let rule = pb::AllotmentRule::FirstCome;
+    register(&mut world, "BOND-1", terms(rule))
+        .await
+        .expect("registered");
+    let alice = subscribe(&world, "BOND-1", "alice", 4)
+        .await
+        .expect("alice");
+    subscribe(&world, "BOND-1", "bob", 5).await.expect("bob");
+    set_status(&mut world, pb::InstrumentStatus::Halted).await;
+    world.clock.advance_us(DAY_US);
+    for _ in 0..2 {
+        let waiting = close(&world, "BOND-1").await.expect("answered");
+        assert_eq!(waiting.status(), pb::PlacementStatus::Closing);
+    }
+    world
+        .double
+        .upsert_user("alice", |alice| alice.is_sanctioned = true);
+    set_status(&mut world, pb::InstrumentStatus::Active).await;
+    let placed = close(&world, "BOND-1").await.expect("closed");
+    assert_eq!(placed.status(), pb::PlacementStatus::Placed);
+    assert_eq!(placed.allotted, decimal("5"));
+    let all = pair("10000.00", "10000.00");
+    assert_eq!(money(&mut world, "alice").await, all);
+    let stored = subscription(&world, &alice).await;
+    assert_eq!(stored.status(), pb::SubscriptionStatus::NotAllotted);
+    assert_settled(&mut world, "BOND-1", "5").await;
+    world.stop().await;
+}
+
+/// A halted issue whose subscriptions do not reach the minimum fails at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn f34_a_halted_issue_below_its_minimum_returns_the_money() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "10000.00").await;
+    let least = pb::PlacementTerms {
+        minimum_sum: decimal("9000.00"),
+        ..terms(pb::AllotmentRule::ProRata)
+    };
+    register(&mut world, "BOND-1", least)
+        .await
+        .expect("registered");
+    subscribe(&world, "BOND-1", "alice", 8)
+        .await
+        .expect("alice");
+    set_status(&mut world, pb::InstrumentStatus::Halted).await;
+    world.clock.advance_us(DAY_US);
+    let failed = close(&world, "BOND-1").await.expect("closed");
+    assert_eq!(failed.status(), pb::PlacementStatus::Failed);
+    let all = pair("10000.00", "10000.00");
+    assert_eq!(money(&mut world, "alice").await, all);
+    world.stop().await;
+}
+
+/// Demand that no investor can pay neither reaches the minimum nor makes the placement unreadable.
+#[tokio::test(flavor = "multi_thread")]
+async fn f34_a_subscription_is_within_the_issue_and_not_the_issuers() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    for investor in ["alice", "bob", "issuer"] {
+        world.deposit(investor, "20000.00").await;
+    }
+    let rule = pb::AllotmentRule::ProRata;
+    register(&mut world, "BOND-1", terms(rule))
+        .await
+        .expect("registered");
+    for (investor, units, field) in [("issuer", 1, "investor_id"), ("alice", 11, "amount.amount")] {
+        let refused = subscribe(&world, "BOND-1", investor, units).await;
+        let refused = refused.expect_err(field);
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().starts_with(field), "{refused}");
+    }
+    // Smallest units of both together exceed 64 bits.
+    let fine = |request: &mut pb::RegisterInstrumentRequest| {
+        request.symbol = "BOND-2".into();
+        request.decimals = 18;
+        request.issue_limit = decimal("9");
+        request.placement = Some(terms(rule));
+    };
+    world.register(fine).await.expect("registered");
+    subscribe(&world, "BOND-2", "alice", 9)
+        .await
+        .expect("alice");
+    let above = subscribe(&world, "BOND-2", "bob", 9).await;
+    assert_eq!(reason(&above.expect_err("above")), "TOO_MANY_SUBSCRIPTIONS");
+    let open = world.instrument("BOND-2").await.placement;
+    assert_eq!(open.expect("placement").subscriptions, 1);
+    assert_eq!(money(&mut world, "bob").await, pair("20000.00", "20000.00"));
+    world.stop().await;
+}
+
 /// Cancellations at the moment of the close: each subscription is either cancelled or allotted.
 #[tokio::test(flavor = "multi_thread")]
 async fn f34_a_cancellation_and_the_close_exclude_each_other() {

@@ -74,7 +74,15 @@ impl State {
             .filter(|stored| stored.state != "CANCELLED")
             .map(|stored| stored.amount_minor)
             .sum();
-        let is_known = self.reservations.contains_key(&request.reservation_id);
+        let known = self.reservations.get(&request.reservation_id);
+        if known.is_some_and(|known| known.state == "CANCELLED") {
+            return Ok(ReserveLimitResponse {
+                allowed: false,
+                reason: Some("Reservation was cancelled".to_owned()),
+                remaining: None,
+            });
+        }
+        let is_known = known.is_some();
         let limit = self.daily_limits.get(&request.limit_type);
         let allowed = is_known || limit.is_none_or(|limit| used + amount_minor <= *limit);
         if allowed && !is_known {
