@@ -346,6 +346,12 @@ pub const APPROVALS: &[Approval] = &[
         When::Always,
         &[Operator, Compliance],
     ),
+    // To make a user a qualified investor.
+    approved(
+        "dfa.identity.v1.IdentityService/UpdateUser",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
 ];
 
 /// Services without authentication: health checks and reflection describe the platform and contain

@@ -618,6 +618,35 @@ async fn f35_purchases_of_a_year_stay_within_the_limit_unless_the_investor_is_qu
     world.stop().await;
 }
 
+/// Two persons end the yearly limit of a user (D32). One person sets it again.
+// rows: R333 R340
+#[tokio::test]
+async fn f35_one_person_makes_no_user_a_qualified_investor() {
+    let world = World::start(|_| ()).await;
+    let plain = wire::CreateUserRequest {
+        qualified_investor: false,
+        ..user("alice")
+    };
+    world.client().create_user(plain).await.unwrap();
+    let qualify = |qualified| wire::UpdateUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        qualified_investor: Some(qualified),
+        ..Default::default()
+    };
+    let alone = world.client().update_user(qualify(true)).await.unwrap_err();
+    assert_eq!(alone.code(), Code::FailedPrecondition);
+    assert_eq!(alone.message(), "This call needs an approval");
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.approved().update_user(qualify(true)).await.unwrap();
+    assert!(world.check(INVESTMENT, 60_000_001).await.allowed);
+    // No change, and the end of the qualification, need one person.
+    world.client().update_user(qualify(true)).await.unwrap();
+    world.client().update_user(qualify(false)).await.unwrap();
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn t24_only_services_reserve_and_bad_reservations_are_refused() {
     let world = World::start(|_| ()).await;

@@ -409,6 +409,15 @@ impl IdentityService for Api {
         let kyc = kyc_level(ask.kyc_status)?;
         let bank_account = ask.bank_account.map(checked_account).transpose()?;
         let mut tx = begin!(self, &once);
+        let stored = repo::get(&mut *tx, &ask.user_id)
+            .await
+            .map_err(sql_status)?;
+        let stored = stored.ok_or_else(unknown_user)?;
+        // It ends the yearly limit of the user's purchases (F35).
+        let qualifies = !stored.qualified_investor && ask.qualified_investor == Some(true);
+        if qualifies {
+            caller.require_approval("dfa.identity.v1.IdentityService/UpdateUser")?;
+        }
         let reason = "profile changed";
         let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, reason, |user| {
             user.kyc_level = kyc.unwrap_or(user.kyc_level);
