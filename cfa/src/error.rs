@@ -2,7 +2,7 @@
 //! operation) is not an error.
 
 use chain::ChainError;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// A refusal by rule, with the exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -129,6 +129,11 @@ impl Error {
                 | Self::Store(_)
                 | Self::Sql(_)
         )
+    }
+
+    /// Whether another service refused this service's credential: a fault of the installation.
+    pub fn is_credential_refused(&self) -> bool {
+        matches!(self, Self::Peer(status) if status.code() == Code::Internal)
     }
 
     /// Whether another service refused with this reason.

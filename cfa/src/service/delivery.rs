@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use service_clients::OperationType;
 use service_clients::ledger::{HoldChange, HoldStep, Operation as LedgerOperation, Posting};
-use tonic::Code;
 use types::{Amount, Decimal, Id128, Minor, derived, subaccount};
 
 use super::drive::{count_ended, limit_end};
@@ -572,10 +571,9 @@ impl Service {
     }
 }
 
-/// Whether the ledger refuses the operation itself. A refused credential is an internal error, and
-/// no reason to end an allotment.
+/// Whether the ledger refuses the operation itself.
 fn is_refusal(error: &Error) -> bool {
-    matches!(error, Error::Peer(status) if status.code() != Code::Internal)
+    matches!(error, Error::Peer(_)) && !error.is_credential_refused()
 }
 
 /// An allotment that is being delivered.

@@ -218,7 +218,9 @@ impl Service {
         if offer.status == OfferStatus::Pending {
             match self.step_offer(id, false).await {
                 Ok(()) => {}
-                Err(error) if error.is_transient() => return Err(error),
+                Err(error) if error.is_transient() || error.is_credential_refused() => {
+                    return Err(error);
+                }
                 // A refusal has deleted it. Any other failure must not delay the others.
                 Err(error) => {
                     tracing::warn!(id, %error, "subscription is left out: its hold is not made");
