@@ -2,7 +2,7 @@
 //! operation) is not an error.
 
 use chain::ChainError;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// A refusal by rule, with the exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +72,17 @@ pub enum Refusal {
     OfferNotFound,
     #[error("Too many active offers")]
     TooManyOffers,
+    #[error("Placement not found")]
+    PlacementNotFound,
+    #[error("Placement is not open")]
+    PlacementNotOpen,
+    #[error("Placement has not ended")]
+    PlacementUnderWay,
+    #[error("Units of the instrument are issued by its placement only")]
+    PlacementOnly,
+    /// The limit's own text.
+    #[error("{0}")]
+    LimitExceeded(String),
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
     #[error("Another user has the same on-chain address")]
@@ -121,6 +132,11 @@ impl Error {
                 | Self::Store(_)
                 | Self::Sql(_)
         )
+    }
+
+    /// Whether another service refused this service's credential: a fault of the installation.
+    pub fn is_credential_refused(&self) -> bool {
+        matches!(self, Self::Peer(status) if status.code() == Code::Internal)
     }
 
     /// Whether another service refused with this reason.

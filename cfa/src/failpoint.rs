@@ -50,3 +50,26 @@ pub const BATCH_STORED: &str = "cfa.batch_stored";
 pub const BATCH_SUBMITTED: &str = "cfa.batch_submitted";
 /// A batch's end is recorded; no caller knows it.
 pub const BATCH_ENDED: &str = "cfa.batch_ended";
+
+/// Identity has reserved the limits of a subscription; its hold is not made.
+pub const SUBSCRIPTION_RESERVED: &str = "cfa.subscription_reserved";
+/// The period of a placement has ended; its subscribers are not screened.
+pub const PLACEMENT_CLOSING: &str = "cfa.placement_closing";
+/// The allotment, or the failure, is recorded; no payment is released.
+pub const PLACEMENT_DECIDED: &str = "cfa.placement_decided";
+/// Payments without an allotment are released; the release is not recorded.
+pub const PLACEMENT_RELEASED: &str = "cfa.placement_released";
+/// The ledger has posted the issue to the placement account; the chain has not.
+pub const PLACEMENT_MINT_POSTED: &str = "cfa.placement_mint_posted";
+/// The chain has issued the units; the ledger's operation is not final.
+pub const PLACEMENT_MINTED: &str = "cfa.placement_minted";
+/// The operations of a part are recorded; the ledger has not posted them.
+pub const PLACEMENT_PART_RECORDED: &str = "cfa.placement_part_recorded";
+/// The ledger has posted a part; the posting is not recorded.
+pub const PLACEMENT_PART_POSTED: &str = "cfa.placement_part_posted";
+/// The chain has exchanged a part; the ledger's operations are not final.
+pub const PLACEMENT_PART_EXCHANGED: &str = "cfa.placement_part_exchanged";
+/// The ledger's operations of a part are final; the part is not recorded.
+pub const PLACEMENT_PART_FINAL: &str = "cfa.placement_part_final";
+/// The chain has paid the issuer; the ledger's operation is not final.
+pub const PLACEMENT_PAID: &str = "cfa.placement_paid";

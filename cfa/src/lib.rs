@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `saga`, `plan`, `placement`, `model` | the rules as pure functions and types |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
@@ -25,6 +25,7 @@ pub mod error;
 pub mod failpoint;
 pub mod model;
 mod peers;
+pub mod placement;
 pub mod plan;
 mod repo;
 pub mod saga;

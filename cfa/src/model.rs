@@ -10,8 +10,11 @@ pub use types::CFA_RUB;
 /// Decimals of the money claim, the same as in the ledger.
 pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 
-/// Owners of the fee account and of the redemption account, on the chain and in the ledger.
-pub use types::subaccount::{FEES, REDEMPTION as REDEMPTION_ACCOUNT};
+/// Owners of the fee account, the redemption account and the placement account, on the chain and in
+/// the ledger.
+pub use types::subaccount::{
+    FEES, PLACEMENT as PLACEMENT_ACCOUNT, REDEMPTION as REDEMPTION_ACCOUNT,
+};
 
 code_enum! {
     /// Process of an operation. Part of the idempotency scope (T12).
@@ -23,13 +26,14 @@ code_enum! {
         Transfer = 5 "TransferCfa",
         Trade = 6 "SettleTrades",
         Maturity = 7 "StartRedemption",
+        Placement = 8 "ClosePlacement",
     }
 }
 
 impl Flow {
     pub fn kind(self) -> OperationType {
         match self {
-            Self::IssueRub | Self::IssueInvestment => OperationType::Issuance,
+            Self::IssueRub | Self::IssueInvestment | Self::Placement => OperationType::Issuance,
             Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => OperationType::Redemption,
             Self::Transfer | Self::Trade => OperationType::P2pTransfer,
         }
@@ -224,7 +228,10 @@ impl Operation {
                 };
                 (limit, OperationType::P2pTransfer, self.amount)
             }
-            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => return None,
+            // The subscriptions of a placement have reserved their limits.
+            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity | Flow::Placement => {
+                return None;
+            }
         })
     }
 
@@ -376,6 +383,20 @@ code_enum! {
         Used = 3 "USED",
         Cancelled = 4 "CANCELLED",
         Expired = 5 "EXPIRED",
+        /// The placement gave it no units.
+        NotAllotted = 6 "NOT_ALLOTTED",
+    }
+}
+
+code_enum! {
+    /// Reservation of limits at identity for a subscription (F35).
+    OfferLimit: i32 {
+        /// Not reserved, or the reservation has ended.
+        None = 0 "NONE",
+        /// Reserved, or to be reserved before the hold is made.
+        Reserved = 1 "RESERVED",
+        ToConfirm = 2 "TO_CONFIRM",
+        ToCancel = 3 "TO_CANCEL",
     }
 }
 
@@ -398,6 +419,14 @@ pub struct Offer {
     pub expires_at_us: i64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
+    /// A subscription to a placement.
+    pub in_placement: bool,
+    pub limit: OfferLimit,
+    /// Units and payment that the placement has allotted; 0: none.
+    pub allotted_minor: i64,
+    pub allotted_payment_minor: i64,
+    /// Number of the allotment, from 1.
+    pub allotted_number: i64,
 }
 
 code_enum! {

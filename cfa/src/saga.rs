@@ -136,12 +136,13 @@ fn is_gated(flow: Flow) -> bool {
 }
 
 /// Whether the operation reserves a day limit. Trades are counted from their events. Units that an
-/// issuer redeems use no limit: they leave by the holder's offer or the terms of the issue.
+/// issuer redeems use no limit: they leave by the holder's offer or the terms of the issue. A
+/// placement's limits are reserved by Subscribe.
 pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     match flow {
         Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,
         Flow::Transfer => plain_transfer,
-        Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => false,
+        Flow::RedeemInvestment | Flow::Trade | Flow::Maturity | Flow::Placement => false,
     }
 }
 

@@ -108,6 +108,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("Subscribe", &[Investor, Trader, Issuer]),
             ("CancelSubscription", &[Investor, Trader, Issuer, Operator]),
             ("ListSubscriptions", EVERYONE),
+            ("ClosePlacement", ISSUE),
             ("IssueInvestmentCfa", ISSUE),
             ("OfferUnits", &[Investor, Trader, Issuer]),
             ("CancelOffer", &[Investor, Trader, Issuer, Operator]),
@@ -362,7 +363,8 @@ pub const APPROVALS: &[Approval] = &[
         When::Always,
         &[Operator, Treasury],
     ),
-    // To change the bank account of a user who has one, and to end a mark as sanctioned.
+    // To change the bank account of a user who has one, to end a mark as sanctioned, and to make a
+    // user a qualified investor.
     approved(
         "dfa.identity.v1.IdentityService/UpdateUser",
         When::Partly,

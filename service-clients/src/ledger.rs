@@ -338,6 +338,35 @@ impl LedgerClient {
         .await
     }
 
+    /// The owner's active holds on a sub-account. Skips holds whose id is not a UUID.
+    #[boxed]
+    pub async fn active_holds_of(
+        &self,
+        context: &Context,
+        subaccount_id: &str,
+        owner: &str,
+    ) -> Answer<Vec<Hold>> {
+        all_pages(|pagination| {
+            let request = pb::ListHoldsRequest {
+                context: self.peer.context(context),
+                subaccount_id: subaccount_id.to_owned(),
+                status: pb::HoldStatus::Active.into(),
+                owner: owner.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_holds)).await?;
+                let holds = page.holds.into_iter();
+                let holds = holds
+                    .filter(|hold| Id128::parse(&hold.hold_id).is_some())
+                    .map(|hold| self.read_hold(Some(hold)));
+                Ok((holds.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
     /// All sub-accounts of an instrument, or of all instruments if `instrument_id` is empty.
     /// `on_page` receives the number of rows of each page.
     #[boxed]

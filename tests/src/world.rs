@@ -63,9 +63,13 @@ pub fn limit_order(
 }
 
 impl Platform {
-    /// A user with a KYC level (`NONE`, `SIMPLIFIED`, `STANDARD`, `ENHANCED`).
+    /// A user with a KYC level (`NONE`, `SIMPLIFIED`, `STANDARD`, `ENHANCED`): a qualified
+    /// investor, so that purchases have no yearly limit.
     pub async fn user(&self, level: &str) -> User {
-        let request = json!({ "kycStatus": format!("KYC_STATUS_{level}"), "fullName": "A person" });
+        let request = json!({
+            "kycStatus": format!("KYC_STATUS_{level}"), "fullName": "A person",
+            "qualifiedInvestor": true,
+        });
         let answer = self.ok(OPERATOR, "identity.CreateUser", request).await;
         User {
             id: text(&answer, "/profile/userId"),

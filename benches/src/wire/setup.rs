@@ -65,7 +65,7 @@ impl PlatformClient {
         const IDENTITY: &str = "dfa.identity.v1.IdentityService";
         let user = format!("wire-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
-                          "bankAccount": "40817810100000000001" });
+                          "bankAccount": "40817810100000000001", "qualifiedInvestor": true });
         self.call(SETUP, &format!("{IDENTITY}/CreateUser"), new)?;
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             let limit = json!({ "userId": user, "limitType": limit, "dailyLimit":

@@ -12,7 +12,10 @@ use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
     IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
 };
-use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
+use crate::placement::{Allotment, Placement};
+use crate::service::{
+    HashAlgorithm, InstrumentChange, NewInstrument, NewPlacement, Replayed, units,
+};
 use chain::{Address, ChainError};
 
 /// Maps an error to the caller's status.
@@ -72,6 +75,11 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::OfferNotFound => status::not_found("OFFER_NOT_FOUND", text),
         Refusal::NotOffered => status::failed_precondition("NOT_OFFERED", text),
         Refusal::TooManyOffers => status::failed_precondition("TOO_MANY_OFFERS", text),
+        Refusal::PlacementNotFound => status::not_found("PLACEMENT_NOT_FOUND", text),
+        Refusal::PlacementNotOpen => status::failed_precondition("PLACEMENT_NOT_OPEN", text),
+        Refusal::PlacementUnderWay => status::failed_precondition("PLACEMENT_UNDER_WAY", text),
+        Refusal::PlacementOnly => status::failed_precondition("PLACEMENT_ONLY", text),
+        Refusal::LimitExceeded(_) => status::failed_precondition("LIMIT_EXCEEDED", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
@@ -184,6 +192,7 @@ fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
 }
 
 pub fn subscription(of: &Offer, decimals: u8) -> pb::Subscription {
+    let (money, allotted) = (convert::to_monetary_amount_minor, of.allotted_number > 0);
     pb::Subscription {
         subscription_id: of.offer_id.clone(),
         instrument_id: of.instrument_id.clone(),
@@ -196,6 +205,9 @@ pub fn subscription(of: &Offer, decimals: u8) -> pb::Subscription {
         operation_id: of.operation_id.clone(),
         created_at: wire_time(of.created_at_us),
         updated_at: wire_time(of.updated_at_us),
+        allotted: allotted.then(|| money(&of.instrument_id, of.allotted_minor, decimals)),
+        allotted_payment: allotted
+            .then(|| money(CFA_RUB, of.allotted_payment_minor, CFA_RUB_DECIMALS)),
     }
 }
 
@@ -225,6 +237,55 @@ fn offered_payment(of: &Offer) -> Option<common::MonetaryAmount> {
     Some(convert::to_monetary_amount_minor(
         CFA_RUB, kopecks, decimals,
     ))
+}
+
+fn new_placement(terms: pb::PlacementTerms) -> Result<NewPlacement, Error> {
+    let required = |field, value: Option<prost_types::Timestamp>| {
+        time(value.as_ref()).ok_or_else(|| Refusal::field(field, "is required"))
+    };
+    let number = |field, value: Option<common::Decimal>| optional(field, value.as_ref());
+    Ok(NewPlacement {
+        opens_at_us: required("placement.opens_at", terms.opens_at)?,
+        closes_at_us: required("placement.closes_at", terms.closes_at)?,
+        price: number("placement.price", terms.price)?,
+        minimum_sum: number("placement.minimum_sum", terms.minimum_sum)?,
+        investor_minimum: number("placement.investor_minimum", terms.investor_minimum)?,
+        investor_maximum: number("placement.investor_maximum", terms.investor_maximum)?,
+        allotment: match terms.allotment {
+            0 => Allotment::FirstCome,
+            code => Allotment::from_code(code)
+                .ok_or_else(|| Refusal::field("placement.allotment", "is not a known rule"))?,
+        },
+    })
+}
+
+/// A placement of an instrument with these decimals.
+pub fn placement(of: &Placement, decimals: u8) -> pb::Placement {
+    let units = |minor| Some(convert::to_decimal_minor(minor, decimals));
+    let roubles = |minor| Some(convert::to_decimal_minor(minor, CFA_RUB_DECIMALS));
+    let terms = &of.terms;
+    let bound = |minor: i64| match minor {
+        0 => None,
+        minor => units(minor),
+    };
+    pb::Placement {
+        terms: Some(pb::PlacementTerms {
+            opens_at: wire_time(terms.opens_at_us),
+            closes_at: wire_time(terms.closes_at_us),
+            price: Some(convert::to_decimal(terms.price)),
+            minimum_sum: roubles(terms.minimum_minor).filter(|_| terms.minimum_minor > 0),
+            investor_minimum: bound(terms.investor_min_minor),
+            investor_maximum: bound(terms.investor_max_minor),
+            allotment: terms.allotment.code(),
+        }),
+        status: of.status().code(),
+        subscriptions: u32::try_from(of.live).unwrap_or_default(),
+        subscribed: units(of.subscribed_minor),
+        allotted: units(of.allotted_minor),
+        issued: units(of.issued_minor),
+        raised: roubles(of.raised_minor),
+        closed_at: of.closed_at_us.and_then(wire_time),
+    }
 }
 
 pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstrument, Error> {
@@ -263,6 +324,7 @@ pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstr
         price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        placement: request.placement.map(new_placement).transpose()?,
     })
 }
 
@@ -338,7 +400,7 @@ pub fn operation(operation: &Operation) -> pb::CfaOperation {
     }
 }
 
-pub fn instrument(instrument: &Instrument) -> pb::Instrument {
+pub fn instrument(instrument: &Instrument, placed: Option<&Placement>) -> pb::Instrument {
     let minor = |units: i64| convert::to_decimal_minor(units, instrument.decimals);
     pb::Instrument {
         instrument_id: instrument.instrument_id.clone(),
@@ -371,6 +433,7 @@ pub fn instrument(instrument: &Instrument) -> pb::Instrument {
         document_uri: instrument.document_uri.clone(),
         registered_at: wire_time(instrument.registered_at_us),
         updated_at: wire_time(instrument.updated_at_us),
+        placement: placed.map(|placed| placement(placed, instrument.decimals)),
     }
 }
 

@@ -21,7 +21,8 @@ use tonic::{Request, Response, Status};
 use types::{OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, InstrumentType, Offer, OfferSide, RedemptionReason};
+use crate::model::{CFA_RUB, Instrument, InstrumentType, Offer, OfferSide, RedemptionReason};
+use crate::placement::Placement;
 use crate::repo::OperationFilter;
 use crate::service::{
     IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
@@ -200,10 +201,25 @@ impl Api {
             created_us: row.registered_at_us,
             id: row.instrument_id.clone(),
         });
+        let ids: Vec<_> = rows.iter().map(|row| row.instrument_id.as_str()).collect();
+        let placed = self.service.repo.placements(&ids).await;
+        let placed = placed.map_err(to_status)?.into_iter();
+        let placed: HashMap<String, Placement> = placed
+            .map(|placement| (placement.instrument_id.clone(), placement))
+            .collect();
+        let message =
+            |row: &Instrument| convert::instrument(row, placed.get(row.instrument_id.as_str()));
         Ok(pb::ListInstrumentsResponse {
-            instruments: rows.iter().map(convert::instrument).collect(),
+            instruments: rows.iter().map(message).collect(),
             pagination: Some(pagination),
         })
+    }
+
+    /// An instrument with its placement.
+    async fn instrument_message(&self, instrument: &Instrument) -> Result<pb::Instrument, Status> {
+        let placed = self.service.repo.placement(&instrument.instrument_id).await;
+        let placed = placed.map_err(to_status)?;
+        Ok(convert::instrument(instrument, placed.as_ref()))
     }
 
     async fn holders(
@@ -387,7 +403,7 @@ impl CfaRegistryService for Api {
             .map_err(to_status)?;
         let answer = pb::RegisterInstrumentResponse {
             instrument_id: instrument.instrument_id.clone(),
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         };
         Ok(answered(answer, replayed))
     }
@@ -404,7 +420,7 @@ impl CfaRegistryService for Api {
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::GetInstrumentResponse {
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         }))
     }
 
@@ -435,7 +451,7 @@ impl CfaRegistryService for Api {
             .await
             .map_err(to_status)?;
         let answer = pb::UpdateInstrumentResponse {
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         };
         Ok(answered(answer, replayed))
     }
@@ -524,6 +540,23 @@ impl CfaRegistryService for Api {
         let subscription = Some(convert::subscription(&offer, decimals));
         let answer = pb::CancelSubscriptionResponse { subscription };
         Ok(answered(answer, replayed))
+    }
+
+    async fn close_placement(
+        &self,
+        request: Request<pb::ClosePlacementRequest>,
+    ) -> Answer<pb::ClosePlacementResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let instrument_id = message.instrument_id.as_str();
+        self.require_issuer(&caller, instrument_id).await?;
+        let closed = self.service.close_placement(&context, instrument_id).await;
+        let (placement, replayed) = closed.map_err(to_status)?;
+        let instrument = self.service.require_instrument(instrument_id).await;
+        let decimals = instrument.map_err(to_status)?.decimals;
+        let placement = Some(convert::placement(&placement, decimals));
+        Ok(answered(pb::ClosePlacementResponse { placement }, replayed))
     }
 
     async fn list_subscriptions(

@@ -10,6 +10,7 @@ use proto::ledger::v1 as ledger;
 use uuid::Uuid;
 
 use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
+use crate::placement::Placement;
 use chain::Address;
 
 const SOURCE: &str = "cfa";
@@ -292,6 +293,44 @@ fn of_user(
         correlation_id,
         at_us,
         payload,
+    )
+}
+
+/// A placement has ended.
+pub fn placement_closed(
+    placement: &Placement,
+    decimals: u8,
+    reason: &str,
+    correlation_id: &str,
+    at_us: i64,
+) -> Event {
+    let id = &placement.instrument_id;
+    let payload = pb::PlacementClosedEvent {
+        context: context(correlation_id, ""),
+        instrument_id: id.clone(),
+        status: placement.status().code(),
+        issued: Some(convert::to_monetary_amount_minor(
+            id,
+            placement.issued_minor,
+            decimals,
+        )),
+        raised: Some(convert::to_monetary_amount_minor(
+            CFA_RUB,
+            placement.raised_minor,
+            CFA_RUB_DECIMALS,
+        )),
+        reason: reason.to_owned(),
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    let type_name = "dfa.cfa.v1.PlacementClosedEvent";
+    event(
+        topics::CFA,
+        event_id(type_name, id),
+        id,
+        type_name,
+        correlation_id,
+        at_us,
+        payload.encode_to_vec(),
     )
 }
 

@@ -7,6 +7,7 @@ mod batches;
 mod instruments;
 mod offers;
 mod operations;
+mod placements;
 mod redemptions;
 mod registry;
 mod trades;
@@ -25,12 +26,13 @@ use crate::error::Error;
 
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
+pub use placements::Allotted;
 pub use registry::HolderMove;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions", "0010_offers", "0011_past_holders", "0013_trades"
+    "0009_subscriptions", "0010_offers", "0011_past_holders", "0012_placement", "0013_trades"
 );
 
 #[derive(Clone)]

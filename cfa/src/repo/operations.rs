@@ -212,8 +212,8 @@ impl Repo {
     }
 
     /// Open operations not changed since `before_us`, oldest first, strictly after the key `after`.
-    /// Excludes trades, which their batch drives, and operations of a maturing issue, which its
-    /// redemption drives.
+    /// Excludes trades, which their batch drives, operations of a maturing issue, which its
+    /// redemption drives, and those of a placement.
     pub async fn open_operations(
         &self,
         before_us: i64,
@@ -221,7 +221,7 @@ impl Repo {
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
         let mut query =
-            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7) AND updated_at_us < ");
+            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8) AND updated_at_us < ");
         query.push_bind(before_us);
         query
             .push(" AND (updated_at_us, operation_id) > (")

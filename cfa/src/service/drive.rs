@@ -17,8 +17,8 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    BatchStatus, CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE,
-    Rejection, Status, SuspendedDeposit,
+    BatchStatus, CFA_RUB, Flow, Instrument, OfferLimit, Operation, PAYOUT_FAILED_MESSAGE,
+    REVERTED_MESSAGE, Rejection, Status, SuspendedDeposit,
 };
 use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
@@ -48,10 +48,7 @@ impl Service {
 
     /// Like `drive`; the caller holds the operation's lock.
     async fn drive_held(&self, mut operation: Operation) -> Result<Operation, Error> {
-        // A batch drives its trades, and an issue's redemption drives its holders' operations.
-        while !operation.status.is_terminal()
-            && !matches!(operation.flow, Flow::Trade | Flow::Maturity)
-        {
+        while !operation.status.is_terminal() && !is_driven_elsewhere(operation.flow) {
             let step = saga::next(
                 operation.flow,
                 operation.trade_id.is_empty(),
@@ -349,8 +346,8 @@ impl Service {
                     users,
                 )
             }
-            flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is driven by its batch or redemption", flow.as_str())
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
+                unreachable!("{} is driven elsewhere", flow.as_str())
             }
         })
     }
@@ -653,6 +650,11 @@ impl Service {
                         .unreserve_issue_in_tx(tx, &operation.instrument_id, operation.units_minor)
                         .await?;
                 }
+                if operation.flow == Flow::IssueInvestment {
+                    let end = limit_end(message.is_none());
+                    let id = &operation.operation_id;
+                    self.repo.end_limit_of_in_tx(tx, id, end).await?;
+                }
                 if let Some(message) = message
                     && operation.flow == Flow::IssueRub
                 {
@@ -678,8 +680,8 @@ impl Service {
                 }
                 "transfer"
             }
-            flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is driven by its batch or redemption", flow.as_str())
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
+                unreachable!("{} is driven elsewhere", flow.as_str())
             }
         };
         Ok((subject, events))
@@ -709,7 +711,7 @@ impl Service {
         };
         self.confirm_registration(tx_hash, &receipt).await?;
         for operation in waiting {
-            if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
+            if is_driven_elsewhere(operation.flow) {
                 continue;
             }
             let _lock = self.object_locks.lock(&operation.operation_id).await;
@@ -736,6 +738,20 @@ impl Service {
     }
 }
 
+/// A batch drives its trades, an issue's redemption its holders' operations, and a placement its
+/// deliveries.
+fn is_driven_elsewhere(flow: Flow) -> bool {
+    matches!(flow, Flow::Trade | Flow::Maturity | Flow::Placement)
+}
+
+/// How the reservation of a subscription ends with the operation that used it (F35).
+pub(super) fn limit_end(is_done: bool) -> OfferLimit {
+    match is_done {
+        true => OfferLimit::ToConfirm,
+        false => OfferLimit::ToCancel,
+    }
+}
+
 /// A deposit whose tokens were not issued (T24).
 pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> SuspendedDeposit {
     SuspendedDeposit {
@@ -755,7 +771,7 @@ pub(super) fn count_ended(operation: &Operation) {
     let status = operation.status.as_str();
     let seconds = (operation.updated_at_us - operation.created_at_us).max(0) as f64 / 1e6;
     match operation.flow {
-        Flow::IssueRub | Flow::IssueInvestment => {
+        Flow::IssueRub | Flow::IssueInvestment | Flow::Placement => {
             metrics::counter!("cfa_issuances_total", "type" => kind, "status" => status)
                 .increment(1);
             metrics::histogram!("issuance_duration_seconds").record(seconds);

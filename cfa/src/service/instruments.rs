@@ -8,13 +8,15 @@ use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpe
 use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
-use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+use crate::model::{CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType};
+use crate::placement::{Allotment, Lot, PERIOD_US_MAX, Placement, PlacementTerms};
 use crate::plan;
 use chain::{Action, Address, ReceiptStatus};
 
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
+const AFTER_PLACEMENT: &str = "must be after the end of the placement";
 /// Name of the call under which answers are stored (D50).
 const UPDATE: &str = "UpdateInstrument";
 
@@ -39,6 +41,22 @@ pub struct NewInstrument {
     pub price_band_high: Option<Decimal>,
     pub document_hash: String,
     pub document_uri: String,
+    pub placement: Option<NewPlacement>,
+}
+
+/// Requested terms of a placement (F34).
+#[derive(Debug, Clone)]
+pub struct NewPlacement {
+    pub opens_at_us: i64,
+    pub closes_at_us: i64,
+    /// Roubles per unit; unset: the nominal.
+    pub price: Option<Decimal>,
+    /// Roubles.
+    pub minimum_sum: Option<Decimal>,
+    /// Units.
+    pub investor_minimum: Option<Decimal>,
+    pub investor_maximum: Option<Decimal>,
+    pub allotment: Allotment,
 }
 
 /// Unset fields stay unchanged.
@@ -66,17 +84,31 @@ impl Service {
     ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
         let key = &meta.idempotency_key;
-        let instrument = draft_of(&request, instrument_id, key, self.now_us());
+        let drafted = draft_of(&request, instrument_id, key, self.now_us());
+        let drafted = drafted.and_then(|instrument| {
+            let terms = placement_terms(&request, &instrument)?;
+            Ok((instrument, terms))
+        });
         let known = self.repo.instrument_by_key(&request.issuer_id, key);
         if let Some(known) = known.await? {
-            let is_same = |asked: &Instrument| is_same_issue(&known, asked);
-            if !instrument.as_ref().is_ok_and(is_same) {
+            let placed = self.repo.placement(&known.instrument_id).await?;
+            let placed = placed.map(|placement| placement.terms);
+            let is_same = |(asked, terms): &(Instrument, Option<PlacementTerms>)| {
+                is_same_issue(&known, asked) && placed == *terms
+            };
+            if !drafted.as_ref().is_ok_and(is_same) {
                 rpc::context::note_difference("RegisterInstrument", key);
             }
             return Ok((self.complete_instrument(known).await?, true));
         }
-        let instrument = instrument?;
+        let (instrument, terms) = drafted?;
         let now_us = self.clock.now_us();
+        if terms
+            .as_ref()
+            .is_some_and(|terms| terms.closes_at_us <= now_us)
+        {
+            return Err(Refusal::field("placement.closes_at", "must be in the future").into());
+        }
         if instrument
             .matures_at_us
             .is_some_and(|at_us| at_us <= now_us)
@@ -105,6 +137,12 @@ impl Service {
             .await?
         {
             return Err(Refusal::InstrumentExists.into());
+        }
+        if let Some(terms) = terms {
+            let placement = Placement::new(&instrument.instrument_id, terms);
+            self.repo
+                .insert_placement_in_tx(&mut tx, &placement)
+                .await?;
         }
         tx.commit().await?;
         match self.complete_instrument(instrument.clone()).await {
@@ -299,6 +337,10 @@ impl Service {
         change: InstrumentChange,
     ) -> Result<Instrument, Error> {
         let mut instrument = before.clone();
+        let placement = self.repo.placement(&before.instrument_id).await?;
+        if let Some(placement) = &placement {
+            check_placed(placement, before, &change)?;
+        }
         if let Some(status) = change.status
             && status != instrument.status
         {
@@ -353,6 +395,99 @@ impl Service {
         }
         Ok(instrument)
     }
+}
+
+/// Refuses changes of what a placement promises: its terms never change, and an issue whose
+/// placement has failed does not trade.
+fn check_placed(
+    placement: &Placement,
+    before: &Instrument,
+    change: &InstrumentChange,
+) -> Result<(), Refusal> {
+    let limit = change
+        .issue_limit
+        .map(|limit| limit.to_minor(before.decimals));
+    if limit.is_some_and(|limit| limit.ok() != before.issue_limit_minor) {
+        return Err(Refusal::field("issue_limit", "is a term of the placement"));
+    }
+    let closes_at_us = placement.terms.closes_at_us;
+    if change
+        .matures_at_us
+        .is_some_and(|at_us| at_us <= closes_at_us)
+    {
+        return Err(Refusal::field("matures_at", AFTER_PLACEMENT));
+    }
+    match change.status {
+        Some(InstrumentStatus::Matured) if placement.is_under_way() => {
+            Err(Refusal::PlacementUnderWay)
+        }
+        Some(InstrumentStatus::Active) if placement.failed => Err(Refusal::OperationState),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the terms of a placement of the instrument. `None` if none is requested.
+fn placement_terms(
+    request: &NewInstrument,
+    instrument: &Instrument,
+) -> Result<Option<PlacementTerms>, Refusal> {
+    let Some(new) = &request.placement else {
+        return Ok(None);
+    };
+    let (opens_at_us, closes_at_us) = (new.opens_at_us, new.closes_at_us);
+    if opens_at_us >= closes_at_us || closes_at_us - opens_at_us > PERIOD_US_MAX {
+        let why = "must be after opens_at, at most a year";
+        return Err(Refusal::field("placement.closes_at", why));
+    }
+    if instrument.is_mature(closes_at_us) {
+        return Err(Refusal::field("matures_at", AFTER_PLACEMENT));
+    }
+    let price = new.price.or(instrument.nominal);
+    let price =
+        price.ok_or_else(|| Refusal::field("placement.price", "is required without a nominal"))?;
+    let lot = Lot::new(instrument.lot_size, instrument.decimals, price)?;
+    let size_minor = instrument
+        .issue_limit_minor
+        .ok_or_else(|| Refusal::field("issue_limit", "is required with a placement"))?;
+    let lots = |field: &'static str, units_minor: i64| {
+        let count = lot.count(units_minor);
+        count.ok_or_else(|| Refusal::field(field, "must be a number of whole lots"))
+    };
+    let most = lot.payment(lots("issue_limit", size_minor)?);
+    let most = most.ok_or_else(|| Refusal::field("placement.price", "is too large"))?;
+    let bound = |field: &'static str, asked: Option<Decimal>| -> Result<i64, Refusal> {
+        let Some(asked) = asked else { return Ok(0) };
+        if !asked.is_positive() {
+            return Err(Refusal::field(field, "must be greater than zero"));
+        }
+        let minor = units(field, asked, instrument.decimals)?;
+        lots(field, minor).map(|_| minor)
+    };
+    let investor_min_minor = bound("placement.investor_minimum", new.investor_minimum)?;
+    let investor_max_minor = bound("placement.investor_maximum", new.investor_maximum)?;
+    let least = investor_min_minor.max(lot.units_minor);
+    if least > size_minor || investor_max_minor != 0 && investor_max_minor < least {
+        let field = "placement.investor_minimum";
+        return Err(Refusal::field(
+            field,
+            "is above the maximum or the issue_limit",
+        ));
+    }
+    let minimum = new.minimum_sum.unwrap_or(Decimal::ZERO);
+    let minimum_minor = units("placement.minimum_sum", minimum, CFA_RUB_DECIMALS)?;
+    if !(0..=most).contains(&minimum_minor) {
+        let why = "must be at least zero and at most the price of the whole issue";
+        return Err(Refusal::field("placement.minimum_sum", why));
+    }
+    Ok(Some(PlacementTerms {
+        opens_at_us,
+        closes_at_us,
+        price,
+        minimum_minor,
+        investor_min_minor,
+        investor_max_minor,
+        allotment: new.allotment,
+    }))
 }
 
 fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal> {

@@ -72,9 +72,9 @@ impl Service {
     ///
     /// # Errors
     /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
-    /// `NotMatured`, a refused `record_date`, `NothingToPay`. After the stop of trading, with the
-    /// issue MATURED and no redemption recorded: `OperationsOpen`, `Unavailable` of the ledger, and
-    /// `NothingToPay` for units that an operation moved meanwhile.
+    /// `NotMatured`, a refused `record_date`, `PlacementUnderWay`, `NothingToPay`. After the stop
+    /// of trading, with the issue MATURED and no redemption recorded: `OperationsOpen`,
+    /// `Unavailable` of the ledger, and `NothingToPay` for units that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         meta: &RequestMeta,
@@ -104,6 +104,10 @@ impl Service {
             return Err(Refusal::InstrumentNotActive.into());
         }
         let record_date_us = record_date(&instrument, &request, self.clock.now_us())?;
+        let placement = self.repo.placement(instrument_id).await?;
+        if placement.is_some_and(|placement| placement.is_under_way()) {
+            return Err(Refusal::PlacementUnderWay.into());
+        }
         // The snapshot is at the end of the record day (R099).
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.payments_due(&instrument, cut_off_us).await?;

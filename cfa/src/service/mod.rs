@@ -8,6 +8,8 @@
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
+//! | `offer_limits` | limits that subscriptions reserve at identity |
+//! | `placements`, `delivery` | the close of a placement, and what it issues |
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
@@ -17,13 +19,16 @@
 
 mod block;
 pub mod bootstrap;
+mod delivery;
 mod drive;
 mod hold;
 mod instruments;
 mod integrity;
 mod issue;
 mod maturity;
+mod offer_limits;
 mod offers;
+mod placements;
 mod redeem;
 mod registry;
 mod settle;
@@ -47,7 +52,7 @@ use crate::peers::Peers;
 use crate::repo::Repo;
 use chain::{Address, Connector, Contracts};
 
-pub use instruments::{InstrumentChange, NewInstrument};
+pub use instruments::{InstrumentChange, NewInstrument, NewPlacement};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
 pub use maturity::NewRedemption;

@@ -216,6 +216,43 @@ async fn subscribe(world: &mut World) {
     }
 }
 
+/// A placement with a full, a partial, a refused and no allotment.
+async fn place(world: &mut World) {
+    let now_us = world.clock.now_us();
+    let at = |time_us| Some(proto::convert::to_timestamp_us(time_us));
+    let placed = |request: &mut pb::RegisterInstrumentRequest| {
+        request.symbol = "BOND-3".into();
+        request.issue_limit = decimal("10");
+        request.placement = Some(pb::PlacementTerms {
+            opens_at: at(now_us),
+            closes_at: at(now_us + 1_000_000),
+            price: decimal("10.00"),
+            investor_maximum: decimal("6"),
+            ..Default::default()
+        });
+    };
+    world.register(placed).await.expect("registered");
+    for (investor, units, payment) in [
+        ("carol", "6", "60.00"),
+        ("dave", "3", "30.00"),
+        ("erin", "4", "40.00"),
+        ("frank", "1", "10.00"),
+    ] {
+        world.deposit(investor, "100.00").await;
+        let subscribed = world.subscribe("BOND-3", investor, units, payment).await;
+        subscribed.expect("subscribed");
+    }
+    world.freeze_money("dave", true).await;
+    world.clock.advance_us(1_000_000);
+    let request = pb::ClosePlacementRequest {
+        context: context(&key()),
+        instrument_id: "BOND-3".into(),
+    };
+    let closed = world.cfa.close_placement(request).await.expect("closed");
+    let closed = closed.into_inner().placement.expect("placement");
+    assert_eq!(closed.status(), pb::PlacementStatus::Placed);
+}
+
 /// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
@@ -269,6 +306,7 @@ async fn no_statement_scans_a_table() {
     world.issue("BOND-1", "bob", "100").await;
     trade(&mut world).await;
     subscribe(&mut world).await;
+    place(&mut world).await;
     redeem(&mut world).await;
     world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
@@ -347,6 +385,23 @@ async fn no_statement_scans_a_table() {
         "UPDATE offer SET status = 2, operation_id = ''",
         "UPDATE offer SET status = 3",
         "UPDATE offer SET status = $2",
+        "UPDATE offer SET status = 3, updated_at_us = $2, allotted_minor",
+        "UPDATE offer INDEXED BY offer_live_of_issue SET status = 6",
+        "UPDATE offer SET status = 6, step = $3",
+        "UPDATE offer SET step = 0",
+        "UPDATE offer SET operation_id = $2",
+        "UPDATE offer SET limit_state = $2",
+        "UPDATE offer SET limit_state = 0",
+        "FROM offer INDEXED BY offer_limit",
+        "FROM offer INDEXED BY offer_allotted",
+        "SELECT COALESCE(SUM(units_minor), 0) FROM offer INDEXED BY offer_live",
+        "SELECT offer_id, units_minor, status FROM offer INDEXED BY offer_live_of_issue",
+        "side = 1 AND offer_id > $2 AND (status < 3 OR step > 0) AND status < 3",
+        "side = 1 AND offer_id > $2 AND (status < 3 OR step > 0) AND status = 6",
+        "FROM placement WHERE instrument_id = $1",
+        "FROM placement WHERE instrument_id IN",
+        "FROM placement INDEXED BY placement_open",
+        "UPDATE placement SET stage",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",

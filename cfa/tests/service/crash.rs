@@ -59,7 +59,7 @@ async fn child_redeems_and_is_killed() {
 }
 
 /// Serves the doubles on a port of this process, which is not killed.
-async fn serve(double: &Arc<ServiceDoubles>, stop: &CancellationToken) -> String {
+pub async fn serve(double: &Arc<ServiceDoubles>, stop: &CancellationToken) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
     let listener = listener.await.expect("port");
     let url = format!("http://{}", listener.local_addr().expect("address"));
@@ -111,8 +111,13 @@ async fn crash(folder: &Path, double: &Arc<ServiceDoubles>, place: &str, answer:
     };
     let ended = tokio::time::timeout(2 * PATIENCE, ended).await;
     let status = ended.expect("the process ends in time");
-    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
+    assert_killed(status, place);
     stop.cancel();
+}
+
+/// Checks that a child process was killed at a failpoint.
+pub fn assert_killed(status: std::process::ExitStatus, place: &str) {
+    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
 }
 
 /// Sets the bank's answer for all payouts that payments has sent.

@@ -13,6 +13,7 @@ mod metrics;
 mod missed;
 mod node;
 mod offers;
+mod placement;
 mod quarantine;
 mod record_date;
 mod recovery;

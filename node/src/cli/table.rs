@@ -35,6 +35,7 @@ pub const NOUNS: &[(&str, &str)] = &[
         "subscription",
         "Offers of investors to buy units of an issue",
     ),
+    ("placement", "Placements of issues among subscribers"),
     (
         "offer",
         "Offers of holders to sell units back to the issuer",
@@ -109,6 +110,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "subscription" "create" "Subscribe";
         "subscription" "cancel" "CancelSubscription";
         "subscription" "list" "ListSubscriptions";
+        "placement" "close" "ClosePlacement";
         "offer" "create" "OfferUnits";
         "offer" "cancel" "CancelOffer";
         "offer" "list" "ListOffers";

@@ -139,7 +139,8 @@ pub async fn enter(
             .call(
                 SETUP,
                 "dfa.identity.v1.IdentityService/CreateUser",
-                json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
+                json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}"),
+                        "qualifiedInvestor": true }),
             )
             .await?;
         let member = Member {

@@ -1,4 +1,4 @@
-//! Sandbox identity (specification 4.1, D33, D44): profiles, KYC, daily limits, sanctions, blocks.
+//! Sandbox identity (specification 4.1, D33, D44, F35): profiles, KYC, limits, sanctions, blocks.
 //!
 //! | module | content |
 //! |---|---|
@@ -28,7 +28,7 @@ use tracing::Instrument;
 
 pub use rules::TradingBasis;
 
-/// Settings of identity. Limits are roubles per day (D33) as decimal text.
+/// Settings of identity. Limits are roubles as decimal text, per day (D33) or per year.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdentityConfig {
@@ -37,6 +37,9 @@ pub struct IdentityConfig {
     pub deposit_daily: String,
     pub withdrawal_daily: String,
     pub trading_daily: String,
+    /// Purchases of investment CFAs per calendar year by a user who is not a qualified investor
+    /// (F35). The default is that of the law.
+    pub investment_yearly: String,
     /// Which amount counts against the trading limit: quantity (the specification's wording) or
     /// value (T23).
     pub trading_limit_basis: TradingBasis,
@@ -49,6 +52,7 @@ impl Default for IdentityConfig {
             deposit_daily: "600000".into(),
             withdrawal_daily: "600000".into(),
             trading_daily: "5000000".into(),
+            investment_yearly: "600000".into(),
             trading_limit_basis: TradingBasis::Quantity,
         }
     }

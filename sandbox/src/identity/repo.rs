@@ -48,6 +48,7 @@ impl User {
         Standing {
             blocked: self.blocked.is_some(),
             sanctioned: self.sanctioned,
+            qualified: self.qualified_investor,
         }
     }
 }
@@ -190,7 +191,7 @@ pub async fn set_limit_in_tx(
     Ok(())
 }
 
-/// The user's limit use on that day.
+/// The user's limit use in the period that begins on that day.
 pub async fn used(
     db: impl SqliteExecutor<'_>,
     user_id: &str,
@@ -238,6 +239,7 @@ pub struct Reservation {
     pub reservation_id: String,
     pub user_id: String,
     pub limit_type: LimitType,
+    /// First day of the limit's period.
     pub day: BusinessDay,
     pub amount: Decimal,
     pub state: ReservationState,
@@ -271,14 +273,14 @@ pub async fn reservation(
     .transpose()
 }
 
-/// Stores the reservation, or its new state.
+/// Stores the reservation, or its new state and amount.
 pub async fn save_reservation_in_tx(
     tx: &mut SqliteConnection,
     reservation: &Reservation,
 ) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO reservations (reservation_id, user_id, limit_type, business_day, amount, state, reason) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET state = excluded.state",
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET state = excluded.state, amount = excluded.amount",
     )
     .bind(&reservation.reservation_id)
     .bind(&reservation.user_id)

@@ -24,6 +24,9 @@ use uuid::Uuid;
 
 use crate::in_time;
 
+const INVESTMENT_EXCEEDED: &str =
+    "Yearly investment limit exceeded: the user is not a qualified investor";
+
 /// Start of every world's clock: 2026-11-20, noon in Moscow. So no test passes a real midnight.
 const NOON_US: i64 = 1_795_165_200_000_000;
 
@@ -226,6 +229,7 @@ fn amount(money: Option<&common::Money>) -> String {
 const DEPOSIT: common::LimitType = common::LimitType::Deposit;
 const WITHDRAWAL: common::LimitType = common::LimitType::Withdrawal;
 const TRADING: common::LimitType = common::LimitType::Trading;
+const INVESTMENT: common::LimitType = common::LimitType::Investment;
 
 // rows: R016 R036 R289 R317
 #[tokio::test]
@@ -472,6 +476,7 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
         let ask = wire::ConfirmLimitRequest {
             context: ctx(),
             reservation_id: id.into(),
+            amount: None,
         };
         client().confirm_limit(ask).await
     };
@@ -540,6 +545,105 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
     assert_eq!(world.used("alice", WITHDRAWAL).await, "1.00");
     world.clock.advance_us(NOON_US - today.end_us());
     assert_eq!(world.used("alice", WITHDRAWAL).await, "20.00");
+    world.stop().await;
+}
+
+/// Subscriptions reserve the yearly limit, trades count against it, and January 1 renews it.
+// rows: R340
+#[tokio::test]
+async fn f35_purchases_of_a_year_stay_within_the_limit_unless_the_investor_is_qualified() {
+    let world = World::start(|_| ()).await;
+    let plain = wire::CreateUserRequest {
+        qualified_investor: false,
+        ..user("alice")
+    };
+    world.client().create_user(plain).await.unwrap();
+    world.create("bob").await;
+    let client = || world.client_as("sandbox.service");
+    let reserve = async |id: &str, user_id: &str, kopecks| {
+        let ask = wire::ReserveLimitRequest {
+            user_id: user_id.into(),
+            limit_type: INVESTMENT as i32,
+            operation_type: common::OperationType::Issuance as i32,
+            ..reservation(id, kopecks)
+        };
+        let answer = client().reserve_limit(ask).await.unwrap().into_inner();
+        (answer.allowed, answer.reason.unwrap_or_default())
+    };
+    let yes = (true, String::new());
+    assert_eq!(reserve("s-1", "alice", 50_000_000).await, yes);
+    // A part of it is used. The rest is available again.
+    let confirm = async |id: &str, kopecks| {
+        let ask = wire::ConfirmLimitRequest {
+            context: ctx(),
+            reservation_id: id.into(),
+            amount: Some(to_money(kopecks)),
+        };
+        client().confirm_limit(ask).await
+    };
+    let above = confirm("s-1", 50_000_001).await.unwrap_err();
+    assert_eq!(above.code(), Code::InvalidArgument);
+    confirm("s-1", 20_000_000).await.unwrap();
+    let again = confirm("s-1", 20_000_000).await.unwrap();
+    assert!(again.metadata().contains_key("idempotent-replayed"));
+    assert_eq!(world.used("alice", INVESTMENT).await, "200000.00");
+    // A purchase in trading counts by its value, for the buyer only.
+    let market = events::topics::MARKET;
+    let name = "dfa.market.v1.TradeExecutedEvent";
+    world.publish(market, name, &trade()).await;
+    world.until_used("alice", INVESTMENT, "210005.00").await;
+    assert_eq!(world.used("alice", TRADING).await, "10");
+    let refused = reserve("s-2", "alice", 38_999_501).await;
+    assert_eq!(refused.1, INVESTMENT_EXCEEDED);
+    assert_eq!(reserve("s-3", "alice", 38_999_500).await, yes);
+    assert!(!world.check(INVESTMENT, 1).await.allowed);
+
+    // A qualified investor has no such limit.
+    assert_eq!(reserve("s-4", "bob", 90_000_000).await, yes);
+    let ask = wire::GetLimitsRequest {
+        context: None,
+        user_id: "bob".into(),
+    };
+    let limits = world.client().get_limits(ask).await.unwrap().into_inner();
+    let mut types = limits.limits.iter().map(|limit| limit.limit_type);
+    assert!(types.all(|limit_type| limit_type != INVESTMENT as i32));
+
+    // The limit holds until the last instant of the year in Moscow: 2027-01-01 is day 20,819.
+    let new_year = BusinessDay::from_number(20_819);
+    world.clock.advance_us(new_year.start_us() - 1 - NOON_US);
+    assert!(!world.check(INVESTMENT, 1).await.allowed);
+    world.clock.advance_us(1);
+    assert!(world.check(INVESTMENT, 60_000_000).await.allowed);
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.stop().await;
+}
+
+/// Two persons end the yearly limit of a user (D32). One person sets it again.
+// rows: R333 R340
+#[tokio::test]
+async fn f35_one_person_makes_no_user_a_qualified_investor() {
+    let world = World::start(|_| ()).await;
+    let plain = wire::CreateUserRequest {
+        qualified_investor: false,
+        ..user("alice")
+    };
+    world.client().create_user(plain).await.unwrap();
+    let qualify = |qualified| wire::UpdateUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        qualified_investor: Some(qualified),
+        ..Default::default()
+    };
+    let alone = world.client().update_user(qualify(true)).await.unwrap_err();
+    assert_eq!(alone.code(), Code::FailedPrecondition);
+    assert_eq!(alone.message(), "This call needs an approval");
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.approved().update_user(qualify(true)).await.unwrap();
+    assert!(world.check(INVESTMENT, 60_000_001).await.allowed);
+    // No change, and the end of the qualification, need one person.
+    world.client().update_user(qualify(true)).await.unwrap();
+    world.client().update_user(qualify(false)).await.unwrap();
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
     world.stop().await;
 }
 

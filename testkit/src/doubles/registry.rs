@@ -244,6 +244,7 @@ impl CfaRegistryService for Registry {
         subscribe: SubscribeRequest => SubscribeResponse,
         cancel_subscription: CancelSubscriptionRequest => CancelSubscriptionResponse,
         list_subscriptions: ListSubscriptionsRequest => ListSubscriptionsResponse,
+        close_placement: ClosePlacementRequest => ClosePlacementResponse,
         issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
         offer_units: OfferUnitsRequest => OfferUnitsResponse,
         cancel_offer: CancelOfferRequest => CancelOfferResponse,

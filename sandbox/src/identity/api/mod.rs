@@ -101,16 +101,22 @@ impl Api {
     }
 
     async fn used(&self, user_id: &str, limit_type: LimitType) -> Result<Decimal, Status> {
-        let today = BusinessDay::of(self.0.clock.now_us());
-        repo::used(self.0.db.read(), user_id, today, limit_type)
+        let period = self.period(limit_type);
+        repo::used(self.0.db.read(), user_id, period, limit_type)
             .await
             .map_err(sql_status)
     }
 
+    /// First day of the current period of a limit.
+    fn period(&self, limit_type: LimitType) -> BusinessDay {
+        rules::period(limit_type, BusinessDay::of(self.0.clock.now_us()))
+    }
+
     async fn limits(&self, user_id: &str) -> Result<pb::GetLimitsResponse, Status> {
-        self.user(user_id).await?;
+        let standing = self.user(user_id).await?.standing();
         let mut limits = Vec::new();
-        for limit_type in LimitType::ALL {
+        let applying = LimitType::ALL.iter();
+        for limit_type in applying.filter(|limit_type| standing.has_limit(**limit_type)) {
             let limit = self.limit(user_id, *limit_type).await?;
             let used = self.used(user_id, *limit_type).await?;
             limits.push(limit_use(*limit_type, &limit, used));
@@ -236,8 +242,10 @@ impl IdentityService for Api {
         request: Request<pb::ConfirmLimitRequest>,
     ) -> Result<Response<pb::ConfirmLimitResponse>, Status> {
         let ask = request.into_inner();
-        let ended =
-            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Confirmed);
+        let used = ask.amount.as_ref();
+        let used = used.map(|used| amount("amount", Some(used))).transpose()?;
+        let confirmed = ReservationState::Confirmed;
+        let ended = self.end_reservation(ask.context, ask.reservation_id, confirmed, used);
         Ok(answered(pb::ConfirmLimitResponse {}, ended.await?))
     }
 
@@ -246,8 +254,8 @@ impl IdentityService for Api {
         request: Request<pb::CancelLimitRequest>,
     ) -> Result<Response<pb::CancelLimitResponse>, Status> {
         let ask = request.into_inner();
-        let ended =
-            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Cancelled);
+        let cancelled = ReservationState::Cancelled;
+        let ended = self.end_reservation(ask.context, ask.reservation_id, cancelled, None);
         Ok(answered(pb::CancelLimitResponse {}, ended.await?))
     }
 
@@ -352,7 +360,9 @@ impl IdentityService for Api {
         let moves_account = !stored.bank_account.is_empty()
             && (bank_account.as_ref()).is_some_and(|account| *account != stored.bank_account);
         let clears_sanctions = stored.sanctioned && ask.sanctioned == Some(false);
-        if moves_account || clears_sanctions {
+        // It ends the yearly limit of the user's purchases (F35).
+        let qualifies = !stored.qualified_investor && ask.qualified_investor == Some(true);
+        if moves_account || clears_sanctions || qualifies {
             caller.require_approval("dfa.identity.v1.IdentityService/UpdateUser")?;
         }
         let reason = "profile changed";
@@ -422,8 +432,8 @@ impl IdentityService for Api {
             self.record(&mut tx, By::of(&caller, &context), change)
                 .await?;
         }
-        let today = BusinessDay::of(self.0.clock.now_us());
-        let used = repo::used(&mut *tx, &ask.user_id, today, limit_type).await;
+        let period = self.period(limit_type);
+        let used = repo::used(&mut *tx, &ask.user_id, period, limit_type).await;
         let answer = pb::SetLimitResponse {
             limit: Some(limit_use(limit_type, &limit, used.map_err(sql_status)?)),
         };
