@@ -87,6 +87,15 @@ pub struct CfaHandle {
     tasks: TaskTracker,
 }
 
+/// The store, with the tables whose rows have seals.
+pub fn sealed_store(config: &CfaConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "cfa",
+        path: config.data_dir.join("cfa.sqlite"),
+        sealing: &repo::SEALING,
+    }
+}
+
 /// Opens the store, deploys the platform's contracts on the first start, and starts consumers,
 /// relay and sweeps. Calls no other service before it returns. Stops when `shutdown` is cancelled.
 pub fn start(
@@ -100,7 +109,7 @@ pub fn start(
                 "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
-        let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
+        let repo = repo::Repo::open(&sealed_store(&config).path).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
             .await?;

@@ -44,6 +44,7 @@ use tonic::service::Routes;
 pub use api::topics::{
     CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS, all as request_and_reply_topics,
 };
+pub use repo::sealed_store;
 pub use service_kit::Clock;
 pub use url::StoreUrl;
 pub use verify::{Fault, Verified, verify};

@@ -34,4 +34,4 @@ mod worker;
 
 pub use alert::AlertSinks;
 pub use config::PaymentsConfig;
-pub use start::{Error, PaymentsDeps, PaymentsHandle, start};
+pub use start::{Error, PaymentsDeps, PaymentsHandle, sealed_store, start};

@@ -93,6 +93,17 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_bust_commands", "0005_operators"
 );
 
+/// Rows without seals: an open batch, whose trades the ledger has in its blocks.
+pub static SEALING: events::Sealing = events::Sealing {
+    exempt: &[],
+    partly: &[(
+        "batches",
+        "ROW.state = 'FINAL'",
+        "an open batch is compared with ledger and chain at each step",
+    )],
+    columns: &[],
+};
+
 /// Settlement's SQLite store.
 #[derive(Clone)]
 pub struct Repo {
@@ -101,7 +112,7 @@ pub struct Repo {
 
 impl Repo {
     pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
-        let db = Sqlite::open(path, &MIGRATOR).await?;
+        let db = Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?;
         Ok(Self { db })
     }
 

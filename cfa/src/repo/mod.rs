@@ -15,7 +15,7 @@ use std::path::Path;
 
 use events::calls::{self, Answered, CallKey};
 use events::sqlite::Sqlite;
-use events::{Event, Tx};
+use events::{Event, Sealing, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 use types::Decimal;
@@ -32,6 +32,35 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0009_subscriptions", "0010_offers", "0011_past_holders"
 );
 
+const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";
+
+/// Tables without seals. A trade's operation is compared with the ledger.
+pub static SEALING: Sealing = Sealing {
+    exempt: &[
+        ("holding", FROM_CHAIN),
+        ("holding_history", FROM_CHAIN),
+        ("supply_history", FROM_CHAIN),
+    ],
+    partly: &[
+        (
+            "operation",
+            "ROW.flow <> 6",
+            "operations of trades are compared with the ledger's",
+        ),
+        (
+            "batch",
+            "ROW.status <> 1",
+            "an open batch is compared with its transaction at its end",
+        ),
+        (
+            "setting",
+            "ROW.name <> 'registry_block'",
+            "the position of the holder registry moves with each block",
+        ),
+    ],
+    columns: &[],
+};
+
 #[derive(Clone)]
 pub struct Repo {
     db: Sqlite,
@@ -40,7 +69,7 @@ pub struct Repo {
 impl Repo {
     pub async fn open(path: &Path) -> Result<Self, Error> {
         Ok(Self {
-            db: Sqlite::open(path, &MIGRATOR).await?,
+            db: Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?,
         })
     }
 

@@ -114,6 +114,13 @@ impl Deref for Store {
     }
 }
 
+/// The configured ledger's file, with the tables whose rows have seals; `None` on PostgreSQL, which
+/// has no seals.
+pub fn sealed_store(config: &LedgerConfig) -> Option<events::SealedStore> {
+    let is_file = config.url.is_empty();
+    is_file.then(|| sqlite::sealed_store(&config.data_dir))
+}
+
 /// Opens a read-only snapshot of all rows, concurrent with writes.
 ///
 /// # Errors
