@@ -39,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::Error;
+pub use repo::{OperationRecord, OperationRecords};
 pub use service_kit::Clock;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

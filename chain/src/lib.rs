@@ -41,7 +41,7 @@ pub use address::{Address, ParseHexError, TxHash, keccak256};
 pub use api::{block_not_found, chain_status};
 pub use connector::{
     BlockInfo, ChainError, Connector, FailedTrade, Receipt, ReceiptStatus, Submission,
-    TokenTransfer,
+    TokenTransfer, known_transactions,
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;

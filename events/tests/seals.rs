@@ -73,6 +73,10 @@ fn one(table: &str, key: &str, change: Change) -> Vec<Found> {
     vec![(table.to_owned(), key.to_owned(), change)]
 }
 
+fn none() -> Vec<Found> {
+    Vec::new()
+}
+
 const ROWS: [&str; 5] = [
     "INSERT INTO users VALUES ('anna', 1, x'00FF'), ('boris', 2, NULL)",
     "INSERT INTO limits VALUES ('anna', 'DEPOSIT', '100'), ('anna', 'TRADING', '5')",
@@ -86,7 +90,7 @@ async fn every_alteration_past_the_service_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), &FIRST).await;
     write(&db, &ROWS).await;
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
     // (statement, what is found, statement that undoes it)
     let cases = [
         (
@@ -141,7 +145,7 @@ async fn every_alteration_past_the_service_is_named() {
         tamper(folder.path(), sql).await;
         assert_eq!(found(folder.path()).await, expected, "{sql}");
         tamper(folder.path(), undo).await;
-        assert_eq!(found(folder.path()).await, [], "{undo}");
+        assert_eq!(found(folder.path()).await, none(), "{undo}");
     }
 }
 
@@ -156,11 +160,9 @@ async fn a_row_that_is_deleted_with_its_seal_is_missing_in_the_sum() {
         "DELETE FROM row_seals WHERE name = 'users' AND key = '''anna'''",
     )
     .await;
-    let total = one("seal_total", "6 rows of 7", Change::Changed);
+    let missing = one("seal_total", "5 rows of 6", Change::Changed);
+    assert_eq!(found(folder.path()).await, missing);
     // Without the key of the seals the sum cannot be put right.
-    let sealed = found(folder.path()).await;
-    assert_eq!(sealed.len(), 1, "{sealed:?}");
-    assert_eq!(sealed[0].0, total[0].0);
     tamper(folder.path(), "UPDATE seal_total SET rows = rows - 1").await;
     assert_eq!(found(folder.path()).await.len(), 1);
 }
@@ -191,13 +193,13 @@ async fn the_services_own_writes_keep_their_seals() {
         "UPDATE accounts SET frozen = 1",
     ];
     write(&db, &statements).await;
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
     // A transaction without a commit leaves no trace.
     let mut tx = db.write().await.unwrap();
     tx.execute("DELETE FROM moves").await.unwrap();
     drop(tx);
     write(&db, &["UPDATE users SET level = 7 WHERE user_id = 'boris'"]).await;
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
     db.close().await;
 
     // Another start seals nothing anew.
@@ -211,7 +213,7 @@ async fn the_services_own_writes_keep_their_seals() {
     assert_eq!(found(folder.path()).await, altered);
     // The service writes the row again: it is as the service wants it.
     write(&db, &["UPDATE users SET level = 9 WHERE user_id = 'boris'"]).await;
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
 }
 
 #[tokio::test]
@@ -248,7 +250,7 @@ async fn a_store_without_seals_is_sealed_when_it_is_opened() {
     write(&db, &ROWS).await;
     db.close().await;
     let db = open(folder.path(), &FIRST).await;
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
     tamper(
         folder.path(),
         "UPDATE users SET level = 3 WHERE user_id = 'anna'",
@@ -279,7 +281,7 @@ async fn the_writer_on_the_calling_thread_seals_too() {
     .unwrap();
     tx.commit().unwrap();
     drop(db.write().await.unwrap());
-    assert_eq!(found(folder.path()).await, []);
+    assert_eq!(found(folder.path()).await, none());
     tamper(
         folder.path(),
         "UPDATE moves SET amount = 1 WHERE number = 1",

@@ -18,6 +18,7 @@ use events::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::check;
 use crate::config::Config;
 
 /// Name of the file in the data folder.
@@ -27,8 +28,14 @@ const LAYOUT: u32 = 1;
 /// Version of the data folder. It changes with the layout and with the format of journalled
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
-/// Stores that a later version added. A folder without one gets it at its next start.
+/// Stores that a later version added. A folder without one gets it at its next start. So does one
+/// without a key of row seals ([`events::seal`]).
 const ADDED: [&str; 1] = ["approvals/approvals.db"];
+const SEAL_KEY: &str = ".seal.key";
+
+fn is_added(name: &str) -> bool {
+    ADDED.contains(&name) || name.ends_with(SEAL_KEY)
+}
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; do not edit.
@@ -104,6 +111,9 @@ fn parts(config: &Config) -> Vec<Part> {
         Key,
         operator_key.unwrap_or_else(|| chain.join("operator.key")),
     );
+    for store in check::sealed_stores(config) {
+        add(true, Key, events::seal::key_file(&store.path));
+    }
     for name in [
         "gateway_ed25519.pk8",
         "gateway_ed25519.pub",
@@ -209,20 +219,25 @@ impl Content {
         Ok(content)
     }
 
-    /// Adds, as pending, the stores that a later version added and that do not exist yet. True if
+    /// Adds, as pending, the stores and keys that a later version added and that do not exist yet. True if
     /// there are any.
     fn add_new(&mut self, parts: &[Part]) -> bool {
-        let is_new = |part: &&Part| {
-            ADDED.contains(&part.name.as_str()) && !self.has(&part.name) && !part.is_there()
-        };
-        let new: Vec<String> = parts
-            .iter()
-            .filter(is_new)
-            .map(|part| part.name.clone())
-            .collect();
-        self.stores.extend(new.iter().cloned());
-        self.pending.extend(new.iter().cloned());
-        !new.is_empty()
+        let is_new =
+            |part: &&Part| is_added(&part.name) && !self.has(&part.name) && !part.is_there();
+        let mut is_grown = false;
+        for part in parts.iter().filter(is_new) {
+            match part.kind {
+                Kind::Key => {
+                    self.keys.insert(part.name.clone(), String::new());
+                }
+                Kind::Store | Kind::Journal => {
+                    self.stores.insert(part.name.clone());
+                }
+            }
+            self.pending.insert(part.name.clone());
+            is_grown = true;
+        }
+        is_grown
     }
 
     fn has(&self, name: &str) -> bool {
@@ -372,7 +387,7 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     }
     let may_be_made = |name: &str| match &before {
         // In a folder of an older version every part that it knew must exist.
-        None => ADDED.contains(&name),
+        None => is_added(name),
         Some(before) => before.pending.contains(name) || !before.has(name),
     };
     let mut faults: Vec<String> = parts

@@ -7,9 +7,12 @@ use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use rpc::Channel;
+use serde::Serialize;
 
+use crate::check::{self, Checked};
 use crate::cli::call::Target;
 use crate::cli::output::table;
+use crate::config::Config;
 
 /// Reads all balances over public calls and compares them.
 ///
@@ -89,19 +92,45 @@ fn is_due(next: &Mutex<Instant>, now: Instant) -> bool {
 /// Maximum differences in the printed table; `--json` prints all of them.
 const LINES_MAX: usize = 20;
 
-/// Prints the proof, differences first.
+/// The proof with the full check.
+#[derive(Serialize)]
+struct Full<'a> {
+    #[serde(flatten)]
+    proof: &'a Proof,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<&'a Checked>,
+}
+
+/// Prints the proof, differences first. With the settings of a data folder also checks every row of
+/// its stores.
 ///
 /// # Errors
-/// As [`take`]; or there are unexplained differences.
-pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
+/// As [`take`]; a store cannot be read; there are unexplained differences or altered rows.
+pub async fn run(target: &Target, full: Option<&Config>, json: bool) -> anyhow::Result<()> {
     if !json {
         eprintln!("reading ledger, chain and bank of {} ...", target.url);
     }
+    // First: what was altered may stop the platform from answering.
+    let check = match full {
+        Some(config) => Some(check::full(config).await.context("full check")?),
+        None => None,
+    };
+    if let Some(check) = check.as_ref().filter(|_| !json) {
+        print!("{check}");
+    }
     let proof = take(target).await?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
+        let printed = Full {
+            proof: &proof,
+            check: check.as_ref(),
+        };
+        println!("{}", serde_json::to_string_pretty(&printed)?);
     } else {
         print!("{}", text(&proof));
+    }
+    if let Some(check) = check.filter(|check| !check.ok) {
+        let findings: usize = check.parts.iter().map(|part| part.findings.len()).sum();
+        bail!("{findings} rows of the stores differ from what was written");
     }
     if !proof.ok {
         let wrong = proof

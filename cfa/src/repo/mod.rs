@@ -7,6 +7,7 @@ mod batches;
 mod instruments;
 mod offers;
 mod operations;
+mod records;
 mod redemptions;
 mod registry;
 mod users;
@@ -24,6 +25,7 @@ use crate::error::Error;
 
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
+pub use records::{OperationRecord, OperationRecords};
 pub use registry::HolderMove;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(

@@ -50,6 +50,7 @@ use tokio::sync::watch;
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
+pub use repo::known_transactions;
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
 pub(crate) use upkeep::Upkeep;

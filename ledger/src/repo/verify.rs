@@ -96,6 +96,19 @@ impl HoldState {
     }
 }
 
+events::row! {
+    /// A posting of a final operation that has a transaction.
+    pub struct FinalRow {
+        pub operation_id: String,
+        pub external_ref: String,
+        pub tx_hash: String,
+        pub block: i64,
+        pub place: i64,
+        pub instrument_id: String,
+        pub amount: i64,
+    }
+}
+
 /// Selects the first operation with a contradiction. Status: 5 PROCESSING, 6 ONCHAIN_SUBMITTED, 7
 /// FINALIZED, 9 FAILED, 10 SETTLED. A reversal fails an open operation; a final one stays final.
 const CONTRADICTORY_OPERATION: &str = "SELECT operation_id, differs, CAST(status AS BIGINT) FROM (\
@@ -164,6 +177,9 @@ pub trait LedgerSnapshot: Send {
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Audit records after `after`.
     async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error>;
+    /// Postings of the final operations with a reference and a transaction, of a page of operations
+    /// after position `after` = (block, place), in order.
+    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
 
@@ -245,6 +261,7 @@ where
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
     for<'r> (String, String, i64): FromRow<'r, DB::Row>,
     for<'r> RecordRow: FromRow<'r, DB::Row>,
+    for<'r> FinalRow: FromRow<'r, DB::Row>,
 {
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
@@ -411,6 +428,21 @@ where
         let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
         let query = sqlx::query_as(sql).bind(after).bind(PAGE);
         Ok(query.fetch_all(&mut self.0).await?)
+    }
+
+    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT o.operation_id, o.external_ref, o.tx_hash, o.block, o.place, p.instrument_id, p.amount \
+             FROM (SELECT operation_id, external_ref, tx_hash, block, place FROM operations \
+             WHERE (block, place) > ($1, $2) AND status = 7 AND external_ref IS NOT NULL \
+             AND tx_hash IS NOT NULL ORDER BY block, place LIMIT $3) o \
+             JOIN postings p ON p.operation_id = o.operation_id ORDER BY o.block, o.place, p.ordinal",
+        )
+        .bind(after.0)
+        .bind(after.1)
+        .bind(PAGE)
+        .fetch_all(&mut self.0)
+        .await?)
     }
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {

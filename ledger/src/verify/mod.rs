@@ -19,10 +19,12 @@
 //! other balances are looked up.
 
 mod checks;
+mod finals;
 mod found;
 
 use std::collections::HashMap;
 
+pub use finals::{FinalOperation, Finals};
 pub use found::{Fault, Verified};
 
 use crate::{
