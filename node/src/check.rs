@@ -50,6 +50,19 @@ pub struct PartCheck {
     pub findings: Vec<String>,
 }
 
+impl Checked {
+    /// # Errors
+    /// There are findings.
+    pub fn result(&self) -> anyhow::Result<()> {
+        let findings: usize = self.parts.iter().map(|part| part.findings.len()).sum();
+        anyhow::ensure!(
+            findings == 0,
+            "{findings} rows of the stores differ from what was written"
+        );
+        Ok(())
+    }
+}
+
 /// Stores with sealed rows of a configuration. The bank and the development chain stand in for
 /// outside systems, the market's history and the event log are copies of the journal and of events.
 pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
@@ -340,9 +353,9 @@ mod tests {
         assert_eq!(found(|_| {}), None);
         let other_fee = found(|record| record.instrument_id = "BOND-2".to_owned());
         assert_eq!(other_fee, None);
-        for (change, part) in [
+        let cases: [(fn(&mut OperationRecord), &str); 4] = [
             (
-                (|record| record.is_final = false) as fn(&mut OperationRecord),
+                |record| record.is_final = false,
                 "not final at the CFA service",
             ),
             (
@@ -354,7 +367,8 @@ mod tests {
                 |record| record.units_minor = 4,
                 "4 at the CFA service, 3 in the ledger",
             ),
-        ] {
+        ];
+        for (change, part) in cases {
             let text = found(change).unwrap_or_default();
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -128,10 +128,7 @@ pub async fn run(target: &Target, full: Option<&Config>, json: bool) -> anyhow::
     } else {
         print!("{}", text(&proof));
     }
-    if let Some(check) = check.filter(|check| !check.ok) {
-        let findings: usize = check.parts.iter().map(|part| part.findings.len()).sum();
-        bail!("{findings} rows of the stores differ from what was written");
-    }
+    check.as_ref().map_or(Ok(()), Checked::result)?;
     if !proof.ok {
         let wrong = proof
             .differences

@@ -1,9 +1,10 @@
-//! `platform data accept`: writes the manifest of a data folder from its contents.
+//! `platform data accept`: writes the manifest of a data folder from its contents. `platform data
+//! check`: the full check of `platform proof --full`, without a running platform.
 
 use clap::{ArgMatches, Command};
 
 use crate::config::Config;
-use crate::{manifest, platform};
+use crate::{check, manifest, platform};
 
 /// The noun with its verb.
 pub fn command() -> Command {
@@ -14,18 +15,40 @@ pub fn command() -> Command {
             "Accept the folder's stores and keys as they are. Run it once on a folder of an older \
              version, and after an intended change of a key or of the configured stores",
         ))
+        .subcommand(Command::new("check").about(
+            "Check every row of every store, as `proof --full` does, with or without a running platform",
+        ))
 }
 
-/// Runs `platform data`. No platform may run on the folder.
+/// Runs `platform data`.
 ///
 /// # Errors
-/// The folder is in use, has nothing to accept, or lacks a part.
-pub fn run(_: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
+/// `accept`: the folder is in use, has nothing to accept, or lacks a part. `check`: a store cannot
+/// be read, or has altered rows.
+pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(
         config.data_dir.is_dir(),
         "data folder {} does not exist",
         config.data_dir.display()
     );
+    match matches.subcommand_name() {
+        Some("check") => check_rows(config, json).await,
+        _ => accept(config, json),
+    }
+}
+
+async fn check_rows(config: &Config, json: bool) -> anyhow::Result<()> {
+    let checked = check::full(config).await?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&checked)?);
+    } else {
+        print!("{checked}");
+    }
+    checked.result()
+}
+
+/// No platform may run on the folder.
+fn accept(config: &Config, json: bool) -> anyhow::Result<()> {
     let _lock = platform::lock_folder(&config.data_dir)?;
     let accepted = manifest::accept(config)?;
     if json {

@@ -251,7 +251,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         }
         Some(("completions", matches)) => print_completions(matches),
         Some(("proto", matches)) => contracts::run(matches),
-        Some(("data", matches)) => data::run(matches, &config()?, json),
+        Some(("data", matches)) => data::run(matches, &config()?, json).await,
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some(("ledger", matches)) => {
             let target = target()?;
