@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use futures::TryStreamExt;
 use serde::Serialize;
-use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteRow};
+use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection};
 
 use super::table::Table;
 use super::write::{read_total, table_seal, tables};
@@ -106,17 +107,17 @@ pub async fn check(store: &SealedStore) -> Result<StoreCheck, Error> {
     Ok(found)
 }
 
-/// Checks a store before a migration, against the tables that its seals were made for: a table that
-/// this version seals and the last one did not has no seals yet.
+/// Checks a store whose seals are about to be made anew, against the tables that they were made
+/// for: a table that this version seals and the last one did not has no seals yet.
 pub async fn before_migration(
     db: &mut SqliteConnection,
     path: &Path,
-    sealing: &Sealing,
+    tables: Vec<Table>,
     definition: &str,
 ) -> Result<Vec<Altered>, Error> {
     let key = read_key(path)?;
     let mut altered = Vec::new();
-    for table in tables(db, sealing).await?.0 {
+    for table in tables {
         let own = table.definition();
         if definition.lines().any(|known| known == own) {
             let mut done = StoreCheck::default();
@@ -125,6 +126,15 @@ pub async fn before_migration(
         }
     }
     Ok(altered)
+}
+
+/// Whether the row of the total has its seal.
+pub fn is_sealed(row: &SqliteRow, path: &Path) -> Result<bool, Error> {
+    let key = read_key(path)?;
+    let total = read_total(row.try_get("rows")?, &row.try_get::<Vec<u8>, _>("sum")?);
+    let definition: String = row.try_get("definition")?;
+    let seal: Vec<u8> = row.try_get("seal")?;
+    Ok(stored(&seal) == total.seal(&key, &definition))
 }
 
 async fn check_rows(
@@ -146,8 +156,9 @@ async fn check_rows(
     let row = sqlx::query(TOTAL).fetch_one(&mut *db).await?;
     let total = read_total(row.try_get("rows")?, &row.try_get::<Vec<u8>, _>("sum")?);
     let seal: Vec<u8> = row.try_get("seal")?;
+    let is_sealed = stored(&seal) == total.seal(key, &row.try_get::<String, _>("definition")?);
     // Names no row: one was deleted or put back to an earlier state together with its seal.
-    if (total != counted || stored(&seal) != total.seal(key)) && done.altered.is_empty() {
+    if (total != counted || !is_sealed) && done.altered.is_empty() {
         done.altered.push(Altered {
             table: "seal_total".to_owned(),
             key: format!("{} rows of {}", counted.rows, total.rows),

@@ -46,7 +46,7 @@ pub struct Sealing {
 }
 
 /// Exempt in every store.
-const EXEMPT: [(&str, &str); 6] = [
+const EXEMPT: [(&str, &str); 5] = [
     ("outbox", "a queue: its rows leave within moments"),
     (
         "inbox",
@@ -55,7 +55,6 @@ const EXEMPT: [(&str, &str); 6] = [
     ("_sqlx_migrations", "checksums, checked at each start"),
     ("row_seals", "the seals, counted and summed in seal_total"),
     ("seal_total", "sealed itself"),
-    ("altered_rows", "alterations found before a migration"),
 ];
 
 /// Tables of the seals. `seal_total` has one row.
@@ -66,7 +65,7 @@ const TABLES: &str = "CREATE TABLE IF NOT EXISTS row_seals (name TEXT NOT NULL, 
      CREATE TABLE IF NOT EXISTS altered_rows (name TEXT NOT NULL, key TEXT NOT NULL, \
      change TEXT NOT NULL, PRIMARY KEY (name, key)) WITHOUT ROWID";
 
-const TOTAL: &str = "SELECT rows, sum, seal FROM seal_total WHERE one = 1";
+const TOTAL: &str = "SELECT definition, rows, sum, seal FROM seal_total WHERE one = 1";
 const SAVE_TOTAL: &str = "UPDATE seal_total SET rows = $1, sum = $2, seal = $3 WHERE one = 1";
 /// `$1` table, `$2` array of arrays of key and hash in hex.
 const SAVE_SEALS: &str = "INSERT INTO row_seals (name, key, hash) \
@@ -169,8 +168,10 @@ impl Total {
         }
     }
 
-    fn seal(&self, key: &Hash) -> Hash {
-        seal_of(key, &[b"seal_total", &self.rows.to_be_bytes(), &self.sum])
+    /// Seal of the total and of what all seals depend on.
+    fn seal(&self, key: &Hash, definition: &str) -> Hash {
+        let rows = self.rows.to_be_bytes();
+        seal_of(key, &[definition.as_bytes(), &rows, &self.sum])
     }
 }
 

@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection, migrate::Migrator};
 
 use super::table::{CHUNK, Table};
 use super::{
-    DROP_SEALS, Hash, SAVE_SEALS, SAVE_TOTAL, Sealing, TABLES, TOTAL, Total, check, make_key,
-    seal_of, stored,
+    Altered, Change, DROP_SEALS, Hash, SAVE_SEALS, SAVE_TOTAL, Sealing, TABLES, TOTAL, Total,
+    check, key_file, make_key, seal_of, stored,
 };
 use crate::Error;
 
@@ -54,12 +54,7 @@ impl Seals {
     ) -> Result<Self, Error> {
         let key = make_key(path)?;
         let (tables, _) = tables(db, sealing).await?;
-        let newest = migrator.iter().map(|migration| migration.version).max();
-        let mut definition = newest.unwrap_or_default().to_string();
-        for table in &tables {
-            definition.push('\n');
-            definition.push_str(&table.definition());
-        }
+        let definition = definition(&tables, migrator);
         let written: Vec<String> = tables.iter().map(Table::is_written).collect();
         let install: Vec<String> = tables.iter().map(Table::install).collect();
         Ok(Seals {
@@ -98,7 +93,7 @@ impl Seals {
         .bind(&self.definition)
         .bind(total.rows)
         .bind(total.sum.as_slice())
-        .bind(total.seal(&self.key).as_slice())
+        .bind(total.seal(&self.key, &self.definition).as_slice())
         .execute(&mut *db)
         .await?;
         for table in &self.tables {
@@ -134,7 +129,7 @@ impl Seals {
             sqlx::query(SAVE_TOTAL)
                 .bind(total.rows)
                 .bind(total.sum.as_slice())
-                .bind(total.seal(&self.key).as_slice())
+                .bind(total.seal(&self.key, &self.definition).as_slice())
                 .execute(&mut *db)
                 .await?;
         }
@@ -193,7 +188,7 @@ impl Seals {
         for (table, _) in self.tables.iter().zip(is_written).filter(|(_, is)| *is) {
             self.seal_table_directly(table, &mut total, db)?;
         }
-        let seal = total.seal(&self.key);
+        let seal = total.seal(&self.key, &self.definition);
         let values = (total.rows, total.sum.as_slice(), seal.as_slice());
         db.prepare_cached(SAVE_TOTAL)?.execute(values)?;
         Ok(())
@@ -268,9 +263,17 @@ impl Seals {
     }
 }
 
-/// Creates the tables of the seals. A store that is about to be migrated is checked first: the
-/// migration changes rows, so their seals are made anew, and what was altered before would be
-/// sealed with it. The alterations are kept.
+/// What all seals of a file depend on, one per line: the newest migration, then each table.
+fn definition(tables: &[Table], migrator: &Migrator) -> String {
+    let newest = migrator.iter().map(|migration| migration.version).max();
+    let mut lines = vec![newest.unwrap_or_default().to_string()];
+    lines.extend(tables.iter().map(Table::definition));
+    lines.join("\n")
+}
+
+/// Creates the tables of the seals. A store whose seals are about to be made anew, since it is
+/// migrated or other tables are sealed, is checked first: otherwise what was altered before would
+/// be sealed too. The alterations are kept.
 pub async fn prepare(
     db: &mut SqliteConnection,
     path: &Path,
@@ -278,24 +281,34 @@ pub async fn prepare(
     sealing: &Sealing,
 ) -> Result<(), Error> {
     db.execute(TABLES).await?;
-    let known: Option<String> = sqlx::query_scalar("SELECT definition FROM seal_total")
-        .fetch_optional(&mut *db)
-        .await?;
-    let Some(known) = known else {
+    let Some(row) = sqlx::query(TOTAL).fetch_optional(&mut *db).await? else {
         return Ok(());
     };
-    let newest = migrator.iter().map(|migration| migration.version).max();
-    let newest = newest.unwrap_or_default().to_string();
-    if known.lines().next() == Some(newest.as_str()) {
-        return Ok(());
+    let known: String = row.try_get("definition")?;
+    let mut altered = Vec::new();
+    let has_key = key_file(path).is_file();
+    if !has_key || !check::is_sealed(&row, path)? {
+        altered.push(Altered {
+            table: "seal_total".to_owned(),
+            key: "1".to_owned(),
+            change: Change::Changed,
+        });
     }
-    for altered in check::before_migration(db, path, sealing, &known).await? {
+    let (tables, _) = tables(db, sealing).await?;
+    if !has_key {
+        // Rows are sealed anew, with another key.
+        db.execute("PRAGMA main.data_version; DELETE FROM seal_total")
+            .await?;
+    } else if known != definition(&tables, migrator) {
+        altered.append(&mut check::before_migration(db, path, tables, &known).await?);
+    }
+    for altered in altered {
         tracing::error!(
             store = %path.display(),
             table = altered.table,
             key = altered.key,
             severity = "critical",
-            "row altered past its service, found before a migration"
+            "row altered past its service, found at the start"
         );
         sqlx::query(
             "INSERT INTO altered_rows (name, key, change) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
