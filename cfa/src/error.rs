@@ -71,6 +71,12 @@ pub enum Refusal {
     TooManyOffers,
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
+    #[error("Chain and ledger differ in the instrument")]
+    BreakOpen,
+    #[error("Token is not quarantined")]
+    NotQuarantined,
+    #[error("Token still has impossible amounts on the chain")]
+    StillImpossible,
     #[error("Another user has the same on-chain address")]
     AddressTaken,
     #[error("{field}: {why}")]

@@ -4,6 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `compare` | when a difference between chain and ledger is a break, pure |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
@@ -21,6 +22,7 @@
 //! - A state commits with its events in one transaction.
 
 mod api;
+mod compare;
 pub mod error;
 pub mod failpoint;
 pub mod model;
@@ -54,6 +56,11 @@ pub struct CfaConfig {
     pub submit_attempts_max: u32,
     /// Limit of trades per batch, at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
+    /// Pause between two rounds of the comparison of chain and ledger.
+    pub compare_interval_ms: u64,
+    /// How long a difference between chain and ledger may last, out of flight, before it is a
+    /// break.
+    pub compare_window_ms: u64,
 }
 
 /// Largest batch that settlement sends.
@@ -66,6 +73,8 @@ impl Default for CfaConfig {
             sweep_interval_ms: 1_000,
             submit_attempts_max: 60,
             batch_trades_max: BATCH_TRADES,
+            compare_interval_ms: 1_000,
+            compare_window_ms: 60_000,
         }
     }
 }
@@ -126,7 +135,9 @@ pub fn start(
             config,
             health.clone(),
         ));
+        service.load_breaks().await?;
         let tasks = TaskTracker::new();
+        tasks.spawn(service::compare::run(service.clone(), shutdown.clone()));
         tasks.spawn(events::outbox::Relay::run(
             db,
             deps.log.clone(),

@@ -282,7 +282,7 @@ mod tests {
         ] {
             assert!(row.contains(holder) && row.ends_with(explanation), "{text}");
             assert!(
-                row.contains("holder registry 5.00") && row.contains("ledger 4.00"),
+                row.contains("chain 5.00") && row.contains("ledger 4.00"),
                 "{text}"
             );
         }

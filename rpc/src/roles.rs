@@ -130,6 +130,9 @@ const TABLE: &[(&str, Rows)] = &[
                     Service,
                 ],
             ),
+            ("ListChainBalances", STAFF),
+            ("ListChainBreaks", STAFF),
+            ("LiftQuarantine", DUTY),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
@@ -312,6 +315,12 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
         When::Partly,
         &[Compliance],
+    ),
+    // The registry continues with the chain's balances.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftQuarantine",
+        When::Always,
+        &[Operator, Compliance],
     ),
     approved(
         "dfa.payments.v1.PaymentsService/CancelPayout",

@@ -62,6 +62,8 @@ pub struct SubAccount {
     pub instrument_id: String,
     pub balance: Decimal,
     pub held: Decimal,
+    /// Credited by operations that are not final.
+    pub unsettled: Decimal,
 }
 
 /// Remaining amount and destination of an active hold.
@@ -363,6 +365,28 @@ impl LedgerClient {
         .await
     }
 
+    /// All sub-accounts of a user.
+    #[boxed]
+    pub async fn sub_accounts_of_user(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Answer<Vec<SubAccount>> {
+        all_pages(|pagination| {
+            let request = pb::ListSubAccountsRequest {
+                context: self.peer.context(context),
+                user_id: user_id.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_sub_accounts)).await?;
+                Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
+            }
+        })
+        .await
+    }
+
     /// The existing sub-accounts with these ids, in any order. Makes one call per 1000 ids.
     #[boxed]
     pub async fn sub_accounts_by_id(
@@ -392,6 +416,7 @@ impl LedgerClient {
             Ok(SubAccount {
                 balance: self.read_or_zero(row.balance.as_ref())?,
                 held: self.read_or_zero(row.held.as_ref())?,
+                unsettled: self.read_or_zero(row.unsettled.as_ref())?,
                 subaccount_id: row.subaccount_id,
                 instrument_id: row.instrument_id,
             })

@@ -70,6 +70,9 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::NotOffered => status::failed_precondition("NOT_OFFERED", text),
         Refusal::TooManyOffers => status::failed_precondition("TOO_MANY_OFFERS", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
+        Refusal::BreakOpen => status::failed_precondition("BREAK_OPEN", text),
+        Refusal::NotQuarantined => status::failed_precondition("NOT_QUARANTINED", text),
+        Refusal::StillImpossible => status::failed_precondition("STILL_IMPOSSIBLE", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
     }

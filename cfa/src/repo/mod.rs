@@ -4,6 +4,7 @@
 //! its events and the inbox row of its cause commit together.
 
 mod batches;
+mod breaks;
 mod instruments;
 mod offers;
 mod operations;
@@ -23,15 +24,16 @@ use types::Decimal;
 
 use crate::error::Error;
 
+pub use breaks::{ChainBreak, OpenParties};
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
 pub use records::{OperationRecord, OperationRecords};
-pub use registry::HolderMove;
+pub use registry::{Correction, HolderMove};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions", "0010_offers", "0011_past_holders"
+    "0009_subscriptions", "0010_offers", "0011_past_holders", "0014_chain_breaks"
 );
 
 const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";

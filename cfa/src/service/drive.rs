@@ -449,6 +449,7 @@ impl Service {
     /// Releases the payout. A refusal is retried, because payments may see the burn later. After
     /// `submit_attempts_max` refusals `report_releases` reports the payout.
     async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
+        self.require_money_agrees()?;
         let context = caused_by(&operation.correlation_id);
         let payments = &self.peers.payments;
         let released = payments.release_payout(&context, &operation.external_ref);

@@ -310,6 +310,7 @@ impl Service {
             if status == InstrumentStatus::Active {
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
+                self.require_no_break(&instrument.instrument_id).await?;
             }
             instrument.status = status;
         }

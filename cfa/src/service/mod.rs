@@ -11,12 +11,14 @@
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
+//! | `compare` | the continuous comparison of chain and ledger |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
 
 mod block;
 pub mod bootstrap;
+pub mod compare;
 mod drive;
 mod hold;
 mod instruments;
@@ -33,6 +35,7 @@ pub mod workers;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use events::Tx;
 use events::calls::{Answered, CallKey};
@@ -41,6 +44,7 @@ use tokio::sync::watch;
 use types::Decimal;
 
 use crate::CfaConfig;
+use crate::compare::{Comparison, Subject};
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::peers::Peers;
@@ -103,6 +107,11 @@ pub struct Service {
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
     registry_lock: tokio::sync::Mutex<()>,
+    comparison: Mutex<Comparison>,
+    /// The last holder that was compared in turn.
+    compared_through: Mutex<Subject>,
+    /// CFA-RUB has an open break: no payout is released.
+    is_money_broken: AtomicBool,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
     /// Count of submitted and ended batches. Its change wakes waiters.
@@ -119,7 +128,15 @@ impl Service {
         config: CfaConfig,
         health: rpc::Health,
     ) -> Self {
+        let window_us = i64::try_from(config.compare_window_ms).unwrap_or(i64::MAX / 1_000);
+        let comparison = Comparison::new(window_us.saturating_mul(1_000));
         Self {
+            comparison: Mutex::new(comparison),
+            compared_through: Mutex::new(Subject {
+                token: String::new(),
+                address: String::new(),
+            }),
+            is_money_broken: AtomicBool::new(false),
             repo,
             chain,
             peers,

@@ -125,6 +125,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "block-redemption" "SetRedemptionBlock";
         "cfa" "refund-redemption" "RefundRedemption";
         "holders" "list" "ListHolders";
+        "holders" "on-chain" "ListChainBalances";
+        "chain" "breaks" "ListChainBreaks";
+        "instrument" "lift-quarantine" "LiftQuarantine";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }
