@@ -9,7 +9,8 @@ use sqlx::{QueryBuilder, Row};
 use super::{Repo, damaged};
 use crate::compare::Subject;
 use crate::error::Error;
-use crate::model::RedemptionStatus;
+use crate::model::{Flow, RedemptionStatus};
+use crate::saga::Chain;
 
 /// Open operations that are read to tell who is in flight.
 const OPEN_MAX: i64 = 10_000;
@@ -184,6 +185,21 @@ impl Repo {
             .fetch_all(self.db.read())
             .await?;
         Ok(found.into_iter().collect())
+    }
+
+    /// Kopecks that are burned on the chain and still in the ledger until the payout is made (T10),
+    /// by user.
+    pub async fn burned_redemptions(&self) -> Result<Vec<(String, i64)>, Error> {
+        let query = sqlx::query_as(
+            "SELECT user_id, units_minor FROM operation INDEXED BY operation_open \
+             WHERE status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7) AND flow = $1 \
+             AND fact_chain = $2 AND fact_settled = 0 AND fact_minted_back = 0",
+        );
+        let found = query
+            .bind(Flow::RedeemRub.code())
+            .bind(Chain::Succeeded.code())
+            .fetch_all(self.db.read());
+        Ok(found.await?)
     }
 
     /// Parties of the open operations that are neither a trade nor part of a maturing issue's

@@ -91,7 +91,8 @@ impl Service {
         subjects.extend(self.in_turn().await?);
         let round = self.round_of(&subjects).await?;
         subjects.retain(|subject| round.instruments.contains_key(&subject.token));
-        let sides = self.sides(&subjects, &round).await?;
+        let mut sides = self.sides(&subjects, &round).await?;
+        self.deduct_burned(&mut sides, &round).await?;
         let differ = sides.iter().any(|(_, sides)| sides.chain != sides.ledger);
         // Only if something differs: all of it is small then.
         let (open, redeemed) = match differ {
@@ -120,7 +121,7 @@ impl Service {
         self.halt_broken(&open).await
     }
 
-    /// The next holders in turn; after the last one all supplies, then from the first one again.
+    /// The next holders in turn, with the supplies of their tokens; after the last one the first.
     async fn in_turn(&self) -> Result<Vec<Subject>, Error> {
         let after = self
             .compared_through
@@ -143,7 +144,6 @@ impl Service {
             },
             false => last,
         };
-        // The supplies of the tokens among them: each once per pass, or a few times.
         let tokens: BTreeSet<String> = holders.iter().map(|holder| holder.token.clone()).collect();
         let supplies = tokens.into_iter().map(|token| Subject {
             token,
@@ -245,6 +245,36 @@ impl Service {
         let mut sides: Vec<(Subject, Sides)> = sides.collect();
         self.note_unsettled(&mut sides).await?;
         Ok(sides)
+    }
+
+    /// Deducts redemptions that are burned and not paid from the ledger's side of CFA-RUB. Without
+    /// it a break would stop the payout that ends the difference.
+    async fn deduct_burned(
+        &self,
+        sides: &mut [(Subject, Sides)],
+        round: &Round,
+    ) -> Result<(), Error> {
+        let is_money = |token: &str| round.instruments[token].instrument_id == CFA_RUB;
+        let differs =
+            |(subject, of): &(Subject, Sides)| is_money(&subject.token) && of.chain != of.ledger;
+        if !sides.iter().any(differs) {
+            return Ok(());
+        }
+        let mut burned: HashMap<String, i128> = HashMap::new();
+        let mut total = 0i128;
+        for (user_id, units) in self.repo.burned_redemptions().await? {
+            *burned.entry(user_id).or_default() += i128::from(units);
+            total += i128::from(units);
+        }
+        for (subject, of) in sides.iter_mut() {
+            if is_money(&subject.token) {
+                of.ledger -= match subject.address.as_str() {
+                    "" => total,
+                    _ => burned.get(&of.user_id).copied().unwrap_or_default(),
+                };
+            }
+        }
+        Ok(())
     }
 
     /// A seller's money and a buyer's units are unsettled in another sub-account than the one that

@@ -8,7 +8,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use tonic::Code;
 
-use crate::redeem::redeem;
+use crate::redeem::{redeem, trail_has};
 use crate::world::*;
 
 async fn compared(folder: &std::path::Path) -> World {
