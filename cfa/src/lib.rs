@@ -4,6 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `anchor` | signed ends of the ledger's hash chains, pure |
 //! | `compare` | when a difference between chain and ledger is a break, pure |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
@@ -21,6 +22,7 @@
 //! - An operation that counts against a day limit reserves the limit before its chain submission.
 //! - A state commits with its events in one transaction.
 
+pub mod anchor;
 mod api;
 mod compare;
 pub mod error;
@@ -61,6 +63,8 @@ pub struct CfaConfig {
     /// How long a difference between chain and ledger may last, out of flight, before it is a
     /// break.
     pub compare_window_ms: u64,
+    /// Interval of the anchors of the ledger on the chain. 0: none.
+    pub anchor_interval_s: u64,
 }
 
 /// Largest batch that settlement sends.
@@ -75,6 +79,7 @@ impl Default for CfaConfig {
             batch_trades_max: BATCH_TRADES,
             compare_interval_ms: 1_000,
             compare_window_ms: 60_000,
+            anchor_interval_s: 24 * 3_600,
         }
     }
 }
@@ -136,8 +141,11 @@ pub fn start(
             health.clone(),
         ));
         service.load_breaks().await?;
+        let anchor_key = anchor::Key::load_or_create(&service.config.data_dir)?;
         let tasks = TaskTracker::new();
         tasks.spawn(service::compare::run(service.clone(), shutdown.clone()));
+        let anchoring = service::anchor::run(service.clone(), anchor_key, shutdown.clone());
+        tasks.spawn(anchoring);
         tasks.spawn(events::outbox::Relay::run(
             db,
             deps.log.clone(),

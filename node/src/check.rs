@@ -7,6 +7,7 @@
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
 //! | operations | a final ledger operation whose transaction or amount differs from the CFA service's |
 //! | registry | contradictions in the holder registry and its history |
+//! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!
 //! The registry and the ledger are compared with the chain by the proof, over public calls.
 
@@ -17,8 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use cfa::{OperationRecord, OperationRecords};
 use events::SealedStore;
-use ledger::{FinalOperation, Finals};
+use ledger::{FinalOperation, Finals, Heads};
+use rpc::Context as CallContext;
 use serde::Serialize;
+use service_clients::CfaClient;
+use service_clients::cfa::Anchor;
 
 use crate::config::Config;
 
@@ -50,7 +54,79 @@ pub struct PartCheck {
     pub findings: Vec<String>,
 }
 
+/// Compares the anchors on the chain with the ledger's file. Needs a running platform, which reads
+/// the chain.
+///
+/// # Errors
+/// The platform does not answer, the ledger or the public key cannot be read.
+pub async fn anchors(cfa: &CfaClient, config: &Config) -> anyhow::Result<PartCheck> {
+    let listed = cfa.anchors(&CallContext::new("proof")).await;
+    let listed = listed.context("anchors")?;
+    let public_key = cfa::anchor::public_key(&config.cfa.data_dir)?;
+    let mut heads = Heads::open(&config.ledger).await.context("ledger")?;
+    let mut part = PartCheck {
+        name: "anchors".to_owned(),
+        rows: listed.len() as u64,
+        ..PartCheck::default()
+    };
+    // The newest may not be in a final block yet.
+    let is_final =
+        |anchor: &&Anchor| anchor.number < listed.len() as u64 || !anchor.on_chain.is_empty();
+    for anchor in listed.iter().filter(is_final) {
+        if let Some(fault) = anchor_fault(anchor, &public_key, &mut heads).await? {
+            part.findings
+                .push(format!("anchor {}: {fault}", anchor.number));
+        }
+    }
+    heads.close().await.context("ledger")?;
+    Ok(part)
+}
+
+async fn anchor_fault(
+    anchor: &Anchor,
+    public_key: &[u8],
+    heads: &mut Heads,
+) -> anyhow::Result<Option<String>> {
+    if anchor.on_chain != anchor.data {
+        let text = format!(
+            "transaction {} has other bytes on the chain",
+            anchor.tx_hash
+        );
+        return Ok(Some(text));
+    }
+    let data = hex::decode(&anchor.on_chain).unwrap_or_default();
+    let Some(signed) = cfa::anchor::Anchor::read(&data, public_key) else {
+        return Ok(Some("not signed by the key of this data folder".to_owned()));
+    };
+    let block = heads.block_hash(signed.block).await.context("ledger")?;
+    if block != Some(hex::encode(signed.hash)) {
+        let text = format!(
+            "block {} of the ledger has another hash, or is missing",
+            signed.block
+        );
+        return Ok(Some(text));
+    }
+    if signed.record > 0 {
+        let record = heads.record_hash(signed.record).await.context("ledger")?;
+        if record != Some(hex::encode(signed.record_hash)) {
+            let text = format!(
+                "audit record {} has another hash, or is missing",
+                signed.record
+            );
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
+}
+
 impl Checked {
+    /// Adds a part that was checked elsewhere.
+    pub fn add(&mut self, part: PartCheck) {
+        self.ok &= part.findings.is_empty();
+        self.rows += part.rows;
+        self.parts.push(part);
+    }
+
     /// # Errors
     /// There are findings.
     pub fn result(&self) -> anyhow::Result<()> {

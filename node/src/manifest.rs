@@ -29,12 +29,13 @@ const LAYOUT: u32 = 1;
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
 /// Stores that a later version added. A folder without one gets it at its next start. So does one
-/// without a key of row seals ([`events::seal`]).
+/// without the keys of row seals ([`events::seal`]) and of anchors ([`cfa::anchor`]).
 const ADDED: [&str; 1] = ["approvals/approvals.db"];
 const SEAL_KEY: &str = ".seal.key";
+const ANCHOR_KEY: &str = "anchor_ed25519.";
 
 fn is_added(name: &str) -> bool {
-    ADDED.contains(&name) || name.ends_with(SEAL_KEY)
+    ADDED.contains(&name) || name.ends_with(SEAL_KEY) || name.contains(ANCHOR_KEY)
 }
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
@@ -113,6 +114,9 @@ fn parts(config: &Config) -> Vec<Part> {
     );
     for store in check::sealed_stores(config) {
         add(true, Key, events::seal::key_file(&store.path));
+    }
+    for path in cfa::anchor::key_files(&config.cfa.data_dir) {
+        add(true, Key, path);
     }
     for name in [
         "gateway_ed25519.pk8",

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use rpc::Channel;
 use serde::Serialize;
+use service_clients::CfaClient;
 
 use crate::check::{self, Checked};
 use crate::cli::call::Target;
@@ -112,7 +113,7 @@ pub async fn run(target: &Target, full: Option<&Config>, json: bool) -> anyhow::
     }
     // First: what was altered may stop the platform from answering.
     let check = match full {
-        Some(config) => Some(check::full(config).await.context("full check")?),
+        Some(config) => Some(checked(target, config).await?),
         None => None,
     };
     if let Some(check) = check.as_ref().filter(|_| !json) {
@@ -140,6 +141,15 @@ pub async fn run(target: &Target, full: Option<&Config>, json: bool) -> anyhow::
         );
     }
     Ok(())
+}
+
+async fn checked(target: &Target, config: &Config) -> anyhow::Result<Checked> {
+    let mut checked = check::full(config).await.context("full check")?;
+    let channel =
+        Channel::remote(&target.url, "sandbox.auditor").context("address of the platform")?;
+    let cfa = CfaClient::new(channel, "proof");
+    checked.add(check::anchors(&cfa, config).await?);
+    Ok(checked)
 }
 
 fn text(proof: &Proof) -> String {

@@ -91,6 +91,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
             ("ListAuditRecords", STAFF),
+            ("GetChainHead", STAFF),
         ],
     ),
     (
@@ -133,6 +134,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListChainBalances", STAFF),
             ("ListChainBreaks", STAFF),
             ("LiftQuarantine", DUTY),
+            ("ListAnchors", STAFF),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),

@@ -86,6 +86,16 @@ pub struct ChainBalance {
     pub in_registry: Decimal,
 }
 
+/// An anchor of the ledger on the chain. Call data in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    pub number: u64,
+    pub tx_hash: String,
+    pub data: String,
+    /// Empty: the transaction is not final.
+    pub on_chain: String,
+}
+
 /// A token transfer in the chain's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainTransfer {
@@ -259,6 +269,28 @@ impl CfaClient {
                     })
                 });
                 Ok((balances.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// All anchors of the ledger, newest first.
+    #[boxed]
+    pub async fn anchors(&self, context: &Context) -> Answer<Vec<Anchor>> {
+        all_pages(|pagination| {
+            let request = pb::ListAnchorsRequest {
+                context: self.peer.context(context),
+                pagination,
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_anchors)).await?;
+                let anchors = page.anchors.into_iter().map(|anchor| Anchor {
+                    number: anchor.number,
+                    tx_hash: anchor.tx_hash,
+                    data: anchor.data,
+                    on_chain: anchor.on_chain,
+                });
+                Ok((anchors.collect(), page.pagination))
             }
         })
         .await

@@ -66,6 +66,15 @@ pub struct SubAccount {
     pub unsettled: Decimal,
 }
 
+/// The last block of the audit chain and the last audit record. Hashes in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainHead {
+    pub block: u64,
+    pub hash: String,
+    pub record: u64,
+    pub record_hash: String,
+}
+
 /// Remaining amount and destination of an active hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveHold {
@@ -363,6 +372,21 @@ impl LedgerClient {
             }
         })
         .await
+    }
+
+    /// The ends of the audit chains.
+    #[boxed]
+    pub async fn chain_head(&self, context: &Context) -> Answer<ChainHead> {
+        let request = pb::GetChainHeadRequest {
+            context: self.peer.context(context),
+        };
+        let head = self.peer.call(request, call!(get_chain_head)).await?;
+        Ok(ChainHead {
+            block: head.block,
+            hash: head.hash,
+            record: head.record,
+            record_hash: head.record_hash,
+        })
     }
 
     /// All sub-accounts of a user.

@@ -24,7 +24,9 @@ const STORES: [&str; 13] = [
     "settlement/settlement.db",
     "journal",
 ];
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 15] = [
+    "cfa/anchor_ed25519.pk8",
+    "cfa/anchor_ed25519.pub",
     "cfa/cfa.sqlite.seal.key",
     "payments/payments.db.seal.key",
     "identity/identity.db.seal.key",

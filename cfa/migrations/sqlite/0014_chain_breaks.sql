@@ -16,3 +16,13 @@ CREATE UNIQUE INDEX chain_break_open ON chain_break (instrument_id, address) WHE
 CREATE INDEX chain_break_listed ON chain_break (found_at_us, instrument_id, address);
 CREATE INDEX chain_break_of ON chain_break (instrument_id, found_at_us, address);
 CREATE INDEX chain_break_listed_open ON chain_break (found_at_us, instrument_id, address) WHERE cleared_at_us IS NULL;
+
+-- Ends of the ledger's hash chains, signed and sent to the chain.
+CREATE TABLE ledger_anchor (
+    number  INTEGER PRIMARY KEY,
+    block   INTEGER NOT NULL,
+    record  INTEGER NOT NULL,
+    at_us   INTEGER NOT NULL,
+    data    BLOB NOT NULL,
+    tx_hash TEXT NOT NULL
+);

@@ -31,6 +31,8 @@ use crate::service::{
 };
 use convert::to_status;
 
+/// Largest page of anchors, each of which is a read of the node.
+const ANCHORS_MAX: i32 = 50;
 /// Largest page of balances on the chain, each of which is a read of the node.
 const CHAIN_BALANCES_MAX: i32 = 250;
 /// Longest wait of GetTradeBatch, in milliseconds.
@@ -913,6 +915,40 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.chain_breaks(message).await?))
+    }
+
+    async fn list_anchors(
+        &self,
+        request: Request<pb::ListAnchorsRequest>,
+    ) -> Answer<pb::ListAnchorsResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        let mut pagination = message.pagination.unwrap_or_default();
+        pagination.page_size = match pagination.page_size {
+            0 => ANCHORS_MAX,
+            size => size.min(ANCHORS_MAX),
+        };
+        let page = page::parse(Some(pagination), page::filter_hash(&[]))?;
+        let (before, _) = page.bound();
+        let rows = self.service.anchors(before, page.rows_limit()).await;
+        let mut rows = rows.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |(anchor, _)| Key {
+            created_us: anchor.number,
+            id: String::new(),
+        });
+        let anchors = rows.into_iter().map(|(anchor, on_chain)| pb::Anchor {
+            number: anchor.number.unsigned_abs(),
+            block: anchor.block.unsigned_abs(),
+            record: anchor.record.unsigned_abs(),
+            at: Some(wire::to_timestamp_us(anchor.at_us)),
+            tx_hash: anchor.tx_hash,
+            data: hex::encode(anchor.data),
+            on_chain: hex::encode(on_chain),
+        });
+        Ok(Response::new(pb::ListAnchorsResponse {
+            anchors: anchors.collect(),
+            pagination: Some(pagination),
+        }))
     }
 
     async fn lift_quarantine(

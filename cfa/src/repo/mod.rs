@@ -3,6 +3,7 @@
 //! Reads use the reader pool. Functions `*_in_tx` write in the caller's transaction, so a state,
 //! its events and the inbox row of its cause commit together.
 
+mod anchors;
 mod batches;
 mod breaks;
 mod instruments;

@@ -11,11 +11,13 @@
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
+//! | `anchor` | the ends of the ledger's hash chains, on the chain |
 //! | `compare` | the continuous comparison of chain and ledger |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
 
+pub mod anchor;
 mod block;
 pub mod bootstrap;
 pub mod compare;

@@ -257,3 +257,46 @@ async fn r030_a_quarantine_is_lifted_once_the_chains_amounts_are_possible() {
     assert!(rows > 0 && found.is_empty(), "{found:?}");
     world.stop().await;
 }
+
+async fn anchors(world: &mut World) -> Vec<pb::Anchor> {
+    let request = pb::ListAnchorsRequest::default();
+    let listed = world.cfa.list_anchors(request).await.expect("listed");
+    listed.into_inner().anchors
+}
+
+/// Waits until the newest anchor has this number and its transaction is final.
+async fn anchored(world: &mut World, number: u64) -> pb::Anchor {
+    for _ in 0..3_000 {
+        let newest = anchors(world).await.into_iter().next();
+        if let Some(newest) = newest.filter(|of| of.number == number && !of.on_chain.is_empty()) {
+            return newest;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no anchor {number}: {:?}", anchors(world).await);
+}
+
+// rows: R215
+#[tokio::test(flavor = "multi_thread")]
+async fn r215_the_ends_of_the_ledgers_chains_are_signed_and_on_the_chain() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = Settings {
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.deposit("alice", "1.00").await;
+    let first = anchored(&mut world, 1).await;
+    assert_eq!(first.on_chain, first.data);
+    let public_key = cfa::anchor::public_key(&folder.path().join("cfa")).expect("public key");
+    let data = hex::decode(&first.on_chain).expect("hex");
+    let signed = cfa::anchor::Anchor::read(&data, &public_key).expect("signed");
+    assert_eq!((signed.block, signed.record), (first.block, first.record));
+    // The next one only after the ledger has changed.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(anchors(&mut world).await.len(), 1);
+    world.deposit("alice", "1.00").await;
+    let second = anchored(&mut world, 2).await;
+    assert!(second.block > first.block, "{second:?}");
+    world.stop().await;
+}

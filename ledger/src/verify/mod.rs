@@ -21,11 +21,13 @@
 mod checks;
 mod finals;
 mod found;
+mod heads;
 
 use std::collections::HashMap;
 
 pub use finals::{FinalOperation, Finals};
 pub use found::{Fault, Verified};
+pub use heads::Heads;
 
 use crate::{
     Error, LedgerConfig,

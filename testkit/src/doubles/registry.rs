@@ -239,6 +239,7 @@ impl CfaRegistryService for Registry {
         list_holders: ListHoldersRequest => ListHoldersResponse,
         list_chain_balances: ListChainBalancesRequest => ListChainBalancesResponse,
         list_chain_breaks: ListChainBreaksRequest => ListChainBreaksResponse,
+        list_anchors: ListAnchorsRequest => ListAnchorsResponse,
         lift_quarantine: LiftQuarantineRequest => LiftQuarantineResponse,
         replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
