@@ -1,12 +1,12 @@
-//! Anchor of the ledger on the chain: the ends of its two hash chains, signed, as the call data of a
-//! transaction. Pure, except for reading the key.
+//! Anchor of the ledger on the chain: the ends of its two hash chains, signed, as the call data of
+//! a transaction. Pure, except for reading the key.
 //!
 //! ```text
-//! tag | block u64 | hash 32 | record u64 | record hash 32 | time in microseconds i64 | signature 64
+//! tag | block u64 | hash 32 | record u64 | record hash 32 | microseconds i64 | signature 64
 //! ```
 //!
-//! Numbers are big-endian. The signature is Ed25519 over all bytes before it. Whoever can write the
-//! ledger's rows and the chain's transactions, but does not have the key, cannot make an anchor for
+//! Numbers are big-endian. The signature is Ed25519 over all bytes before it. A program that can
+//! write the ledger's rows and the chain's transactions, without the key, cannot make an anchor for
 //! altered rows; nor can the key's owner alone undo one that the chain has.
 
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Continuous comparison of chain and ledger: what to compare next, and when a difference is a
 //! break. Pure.
 //!
-//! Subjects are holders of tokens, and the supply of each token. A round compares those that differ,
-//! those that the chain's events touched, and some of all subjects in turn, each up to a limit. So
-//! its cost does not depend on the number of holders, and every holder has its turn.
+//! Subjects are holders of tokens, and the supply of each token. A round compares those that
+//! differ, those that the chain's events touched, and some of all subjects in turn, each up to a
+//! limit. So its cost does not depend on the number of holders, and every holder has its turn.
 //!
 //! Ledger and chain change one after the other. A difference is in flight while an operation or a
 //! trade of the holder is open. It is a break when it has stayed the same for the window without

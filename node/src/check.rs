@@ -5,7 +5,7 @@
 //! |---|---|
 //! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
-//! | operations | a final ledger operation whose transaction or amount differs from the CFA service's |
+//! | operations | a final ledger operation that differs from the CFA service's |
 //! | registry | contradictions in the holder registry and its history |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!

@@ -223,8 +223,8 @@ impl Content {
         Ok(content)
     }
 
-    /// Adds, as pending, the stores and keys that a later version added and that do not exist yet. True if
-    /// there are any.
+    /// Adds, as pending, the stores and keys that a later version added and that do not exist yet.
+    /// True if there are any.
     fn add_new(&mut self, parts: &[Part]) -> bool {
         let is_new =
             |part: &&Part| is_added(&part.name) && !self.has(&part.name) && !part.is_there();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
+use clap::ArgMatches;
 use indicatif::ProgressBar;
 use rpc::Channel;
 use serde::Serialize;
@@ -102,19 +103,24 @@ struct Full<'a> {
     check: Option<&'a Checked>,
 }
 
-/// Prints the proof, differences first. With the settings of a data folder also checks every row of
-/// its stores.
+/// Prints the proof, differences first. With `--full` also checks every row of the stores of the
+/// settings.
 ///
 /// # Errors
 /// As [`take`]; a store cannot be read; there are unexplained differences or altered rows.
-pub async fn run(target: &Target, full: Option<&Config>, json: bool) -> anyhow::Result<()> {
+pub async fn run(
+    target: &Target,
+    config: impl FnOnce() -> anyhow::Result<Config>,
+    matches: &ArgMatches,
+    json: bool,
+) -> anyhow::Result<()> {
     if !json {
         eprintln!("reading ledger, chain and bank of {} ...", target.url);
     }
     // First: what was altered may stop the platform from answering.
-    let check = match full {
-        Some(config) => Some(checked(target, config).await?),
-        None => None,
+    let check = match matches.get_flag("full") {
+        true => Some(checked(target, &config()?).await?),
+        false => None,
     };
     if let Some(check) = check.as_ref().filter(|_| !json) {
         print!("{check}");

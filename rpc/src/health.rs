@@ -3,10 +3,10 @@
 //! A part is a component or dependency of the service (`store`, `chain`, `kafka`, `ledger`). A part
 //! without an entry is healthy. Readers see changes at once. Repeating a state notifies no reader.
 //!
-//! A *finding* is a fault in data, not in a component: an open break, a quarantined token. `/health`
-//! shows it as failing. The service still answers, and what must stop is stopped where the finding
-//! is (`design.md` 4), so a finding makes neither `/readyz` nor the gRPC health check fail: else one
-//! break would take every user's market away.
+//! A *finding* is a fault in data, not in a component: an open break, a quarantined token.
+//! `/health` shows it as failing. The service still answers, and what must stop is stopped where
+//! the finding is (`design.md` 4), so a finding makes neither `/readyz` nor the gRPC health check
+//! fail: else one break would take every user's market away.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -239,8 +239,8 @@ impl CfaClient {
         .await
     }
 
-    /// Holders of an instrument in the registry, with their balances on the chain. `on_page` receives
-    /// the number of rows of each page.
+    /// Holders of an instrument in the registry, with their balances on the chain. `on_page`
+    /// receives the number of rows of each page.
     #[boxed]
     pub async fn chain_balances(
         &self,

@@ -1,4 +1,5 @@
--- Differences between chain and ledger that outlasted the in-flight window, per instrument and holder; an empty address: the supply.
+-- Differences between chain and ledger that outlasted the in-flight window, per instrument and
+-- holder; an empty address: the supply.
 CREATE TABLE chain_break (
     instrument_id TEXT NOT NULL,
     address       TEXT NOT NULL,

@@ -1,4 +1,5 @@
-//! Operations read from the store's file without a running service, for a comparison with the ledger.
+//! Operations read from the store's file, without a running service, to compare them with the
+//! ledger.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -366,8 +366,8 @@ impl Repo {
         Ok(found.into_iter().collect())
     }
 
-    /// Sets a quarantined token's holders and supply to the chain's balances as of a block, and ends
-    /// its quarantine.
+    /// Sets a quarantined token's holders and supply to the chain's balances as of a block, and
+    /// ends its quarantine.
     pub async fn correct_token_in_tx(
         &self,
         tx: &mut Tx,

@@ -1,7 +1,7 @@
 //! Anchors the ends of the ledger's hash chains on the chain, once per interval.
 //!
-//! An anchor is stored with its signed bytes before it is submitted, under a key of its number. So a
-//! restart submits the same bytes, once.
+//! An anchor is stored with its signed bytes before it is submitted, under a key of its number. So
+//! a restart submits the same bytes, once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,8 @@ pub async fn run(service: Arc<Service>, key: Key, shutdown: CancellationToken) {
 }
 
 impl Service {
-    /// Submits a stored anchor again, or makes the next one if it is due and the ledger has changed.
+    /// Submits a stored anchor again, or makes the next one if it is due and the ledger has
+    /// changed.
     pub async fn anchor_if_due(&self, key: &Key) -> Result<(), Error> {
         let interval_s = i64::try_from(self.config.anchor_interval_s).unwrap_or(i64::MAX);
         if interval_s == 0 {

@@ -273,8 +273,8 @@ impl Service {
     /// instrument stays halted. True: a repeat.
     ///
     /// # Errors
-    /// `NotQuarantined`; `StillImpossible` if a balance or the supply has more than 64 bits, or they
-    /// do not agree; `Unavailable` if the token moved meanwhile.
+    /// `NotQuarantined`; `StillImpossible` if a balance or the supply has more than 64 bits, or
+    /// they do not agree; `Unavailable` if the token moved meanwhile.
     pub async fn lift_quarantine(
         &self,
         meta: &RequestMeta,

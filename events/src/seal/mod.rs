@@ -3,7 +3,7 @@
 //! Each row of a sealed table has a seal in the same file: an HMAC-SHA256 over its table, its key
 //! and its columns. `seal_total` has their number and their sum modulo 2^256, sealed too, so a row
 //! that is deleted together with its seal is found. The key of the HMAC is a file beside the store.
-//! Seals show an alteration. They do not prevent it, and whoever can read the key can forge them.
+//! Seals show an alteration. They do not prevent it, and a person who reads the key can forge them.
 //!
 //! The writer's connection notes the keys of written rows by triggers in its temporary database,
 //! and seals these rows in the same transaction, before its commit. So no statement of a service
@@ -40,8 +40,8 @@ pub struct Sealing {
     /// Table, the condition of its sealed rows in SQL with the row named `ROW`, and the reason why
     /// the other rows have no seal.
     pub partly: &'static [(&'static str, &'static str, &'static str)],
-    /// Table of which the seal covers only these columns, besides the key. A write that changes none
-    /// of them costs nothing.
+    /// Table of which the seal covers only these columns, besides the key. A write that changes
+    /// none of them costs nothing.
     pub columns: &'static [(&'static str, &'static [&'static str])],
 }
 

@@ -139,9 +139,9 @@ impl Sqlite {
         })
     }
 
-    /// Opens the file as [`Self::open`], and seals its rows from now on ([`crate::seal`]). Seals all
-    /// rows if the file has no seals, or those of another schema: some microseconds per row, once
-    /// per migration.
+    /// Opens the file as [`Self::open`], and seals its rows from now on ([`crate::seal`]). Seals
+    /// all rows if the file has no seals, or those of another schema: some microseconds per row,
+    /// once per migration.
     ///
     /// # Errors
     /// As [`Self::open`]; [`Error::Files`] also if the key of the seals is unreadable.

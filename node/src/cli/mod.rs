@@ -245,10 +245,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             let trading = reachable(config()?.listen.trading);
             load::run(matches, target()?, trading, json).await
         }
-        Some(("proof", matches)) => {
-            let full = matches.get_flag("full").then(&config).transpose()?;
-            proof::run(&target()?, full.as_ref(), json).await
-        }
+        Some(("proof", matches)) => proof::run(&target()?, config, matches, json).await,
         Some(("completions", matches)) => print_completions(matches),
         Some(("proto", matches)) => contracts::run(matches),
         Some(("data", matches)) => data::run(matches, &config()?, json).await,
