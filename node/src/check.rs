@@ -350,14 +350,16 @@ fn fault(
     if !record.is_of_batch {
         return Some(Difference::NoBatch(record.tx_hash.clone()));
     }
-    // The blocks of the ledger prove its amounts. A fee has no posting in units.
-    let mut amounts = one.amounts.iter();
-    let units = amounts.find(|(instrument_id, _)| *instrument_id == record.instrument_id);
-    let (instrument_id, ledger) = units?;
-    (*ledger != record.units_minor).then(|| Difference::Amount {
-        instrument_id: instrument_id.clone(),
+    // The blocks of the ledger prove its amounts. A fee has no posting in units; units that are
+    // partly seized have two.
+    let amounts = one.amounts.iter();
+    let units = amounts.filter(|(instrument_id, _)| *instrument_id == record.instrument_id);
+    let units = units.map(|(_, amount)| *amount).reduce(i64::saturating_add);
+    let ledger = units?;
+    (ledger != record.units_minor).then(|| Difference::Amount {
+        instrument_id: record.instrument_id.clone(),
         cfa: record.units_minor,
-        ledger: *ledger,
+        ledger,
     })
 }
 

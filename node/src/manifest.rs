@@ -228,8 +228,8 @@ impl Content {
     fn add_new(&mut self, parts: &[Part]) -> bool {
         let is_new =
             |part: &&Part| is_added(&part.name) && !self.has(&part.name) && !part.is_there();
-        let mut is_grown = false;
-        for part in parts.iter().filter(is_new) {
+        let new: Vec<&Part> = parts.iter().filter(is_new).collect();
+        for part in &new {
             match part.kind {
                 Kind::Key => {
                     self.keys.insert(part.name.clone(), String::new());
@@ -239,9 +239,8 @@ impl Content {
                 }
             }
             self.pending.insert(part.name.clone());
-            is_grown = true;
         }
-        is_grown
+        !new.is_empty()
     }
 
     fn has(&self, name: &str) -> bool {

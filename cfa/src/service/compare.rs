@@ -283,10 +283,13 @@ impl Service {
         let differs = |of: &Sides| of.chain != of.ledger && !of.is_unsettled;
         let mut asked: BTreeMap<String, bool> = BTreeMap::new();
         for (_, of) in sides.iter().filter(|(_, of)| differs(of)) {
-            asked.insert(of.user_id.clone(), false);
+            // A supply has no holder, and no trade changes it.
+            if !of.user_id.is_empty() {
+                asked.insert(of.user_id.clone(), false);
+            }
         }
         let context = caused_by("");
-        let is_system = |user: &str| user.is_empty() || user.starts_with("system:");
+        let is_system = |user: &str| user.starts_with("system:");
         if asked.keys().any(|user| is_system(user)) {
             // House accounts have a part in every trade.
             let all = self.peers.ledger.trial_balance(&context).await?;
@@ -394,12 +397,10 @@ impl Service {
         metrics::gauge!("cfa_reconciliation_breaks_open").set(open.len() as f64);
         let oldest_us = open.first().map_or(0, |of| self.now_us() - of.found_at_us);
         metrics::gauge!("cfa_reconciliation_break_age_seconds").set(oldest_us.max(0) as f64 / 1e6);
-        Ok(())
     }
 
     /// Halts the instruments of open breaks. Repeated until it is done.
-    async fn halt_broken(&self) -> Result<(), Error> {
-        let open = self.repo.open_breaks().await?;
+    async fn halt_broken(&self, open: &[ChainBreak]) -> Result<(), Error> {
         let mut oldest: BTreeMap<&str, i64> = BTreeMap::new();
         for of in open.iter().filter(|of| of.instrument_id != CFA_RUB) {
             oldest.entry(&of.instrument_id).or_insert(of.found_at_us);

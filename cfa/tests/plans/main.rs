@@ -257,12 +257,52 @@ async fn lists(world: &mut World, tx_hash: String) {
     }
 }
 
+/// A difference between chain and ledger, and the lists of what the comparison and the anchors
+/// store.
+async fn compare(world: &mut World) {
+    let token = world.instrument("BOND-1").await.smart_contract_address;
+    let mint = chain::Action::Mint {
+        token: token.parse().expect("address"),
+        to: chain::Address::of_user("bob"),
+        units: 1,
+    };
+    let submitted = world.connector().submit(&key(), &mint.call()).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    world.receipt(&hash).await;
+    tokio::time::sleep(std::time::Duration::from_millis(2_000)).await;
+    for (instrument_id, open_only) in [("", false), ("", true), ("BOND-1", false), ("BOND-1", true)]
+    {
+        let request = pb::ListChainBreaksRequest {
+            instrument_id: instrument_id.into(),
+            open_only,
+            ..Default::default()
+        };
+        world.cfa.list_chain_breaks(request).await.expect("listed");
+    }
+    let request = pb::ListChainBalancesRequest {
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    world
+        .cfa
+        .list_chain_balances(request)
+        .await
+        .expect("listed");
+    let request = pb::ListAnchorsRequest::default();
+    world.cfa.list_anchors(request).await.expect("listed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
     // Before startup: the log's first write may follow at any time.
     plans::record();
-    let mut world = World::start(folder.path()).await;
+    let settings = Settings {
+        compare_ms: Some((10, 200)),
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "10000.00").await;
     world.deposit("issuer", "200000.00").await;
@@ -273,6 +313,7 @@ async fn no_statement_scans_a_table() {
     world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
     lists(&mut world, burn.onchain_tx_hash).await;
+    compare(&mut world).await;
     world
         .double
         .with(|state| state.limit_refusal = Some("Daily limit".into()));
@@ -348,6 +389,12 @@ async fn no_statement_scans_a_table() {
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",
+        "FROM holding WHERE (token, address) >",
+        "CROSS JOIN user_address AS u ON u.address = k.value",
+        "FROM operation AS o INDEXED BY operation_open",
+        "FROM chain_break WHERE cleared_at_us IS NULL",
+        "FROM chain_break WHERE instrument_id = ?",
+        "FROM ledger_anchor WHERE number <",
         "INSERT INTO inbox",
         "FROM submission WHERE",
         "FROM submission JOIN attempt",
