@@ -109,7 +109,7 @@ pub async fn check(store: &SealedStore) -> Result<StoreCheck, Error> {
 
 /// Checks a store whose seals are about to be made anew, against the tables that they were made
 /// for: a table that this version seals and the last one did not has no seals yet.
-pub async fn before_migration(
+pub(super) async fn before_migration(
     db: &mut SqliteConnection,
     path: &Path,
     tables: Vec<Table>,
@@ -129,7 +129,7 @@ pub async fn before_migration(
 }
 
 /// Whether the row of the total has its seal.
-pub fn is_sealed(row: &SqliteRow, path: &Path) -> Result<bool, Error> {
+pub(super) fn is_sealed(row: &SqliteRow, path: &Path) -> Result<bool, Error> {
     let key = read_key(path)?;
     let total = read_total(row.try_get("rows")?, &row.try_get::<Vec<u8>, _>("sum")?);
     let definition: String = row.try_get("definition")?;

@@ -85,8 +85,8 @@ impl Seals {
         }
         let total = Total::default();
         // Not as one statement each: those are checked for scans.
-        db.execute("PRAGMA main.data_version; DELETE FROM row_seals; DELETE FROM seal_total")
-            .await?;
+        let sql = "PRAGMA main.data_version; DELETE FROM row_seals; DELETE FROM seal_total";
+        Executor::execute(&mut *db, sql).await?;
         sqlx::query(
             "INSERT INTO seal_total (one, definition, rows, sum, seal) VALUES (1, $1, $2, $3, $4)",
         )
@@ -280,7 +280,7 @@ pub async fn prepare(
     migrator: &Migrator,
     sealing: &Sealing,
 ) -> Result<(), Error> {
-    db.execute(TABLES).await?;
+    Executor::execute(&mut *db, TABLES).await?;
     let Some(row) = sqlx::query(TOTAL).fetch_optional(&mut *db).await? else {
         return Ok(());
     };
@@ -297,8 +297,8 @@ pub async fn prepare(
     let (tables, _) = tables(db, sealing).await?;
     if !has_key {
         // Rows are sealed anew, with another key.
-        db.execute("PRAGMA main.data_version; DELETE FROM seal_total")
-            .await?;
+        let sql = "PRAGMA main.data_version; DELETE FROM seal_total";
+        Executor::execute(&mut *db, sql).await?;
     } else if known != definition(&tables, migrator) {
         altered.append(&mut check::before_migration(db, path, tables, &known).await?);
     }
@@ -324,7 +324,7 @@ pub async fn prepare(
 
 /// The sealed tables of the file, by name; and tables that would be, but have no primary key. The
 /// check refuses those.
-pub async fn tables(
+pub(super) async fn tables(
     db: &mut SqliteConnection,
     sealing: &Sealing,
 ) -> Result<(Vec<Table>, Vec<String>), Error> {
@@ -377,12 +377,12 @@ pub async fn tables(
 }
 
 /// The seal of a row.
-pub fn table_seal(key: &Hash, table: &Table, row: &str, image: &str) -> Hash {
+pub(super) fn table_seal(key: &Hash, table: &Table, row: &str, image: &str) -> Hash {
     let texts = [table.name.as_bytes(), row.as_bytes(), image.as_bytes()];
     seal_of(key, &texts)
 }
 
-pub fn read_total(rows: i64, sum: &[u8]) -> Total {
+pub(super) fn read_total(rows: i64, sum: &[u8]) -> Total {
     Total {
         rows,
         sum: stored(sum),
