@@ -170,6 +170,7 @@ pub fn sealed_store(config: &ChainConfig) -> events::SealedStore {
         ],
         partly: &[],
         columns: &[],
+        summed: &[("submission", "one per batch of trades")],
     };
     events::SealedStore {
         name: "chain",

@@ -13,6 +13,7 @@ const SCHEMA: &str = "CREATE TABLE users (user_id TEXT PRIMARY KEY, level BIGINT
         PRIMARY KEY (user_id, kind)) WITHOUT ROWID; \
     CREATE TABLE moves (number INTEGER PRIMARY KEY, flow INTEGER NOT NULL, amount BIGINT NOT NULL); \
     CREATE TABLE accounts (account_id TEXT PRIMARY KEY, frozen INTEGER NOT NULL, balance BIGINT NOT NULL); \
+    CREATE TABLE answers (key TEXT PRIMARY KEY, call INTEGER NOT NULL, text TEXT NOT NULL); \
     CREATE TABLE scratch (id INTEGER PRIMARY KEY, text TEXT NOT NULL)";
 const MORE: &str = "ALTER TABLE users ADD COLUMN email TEXT NOT NULL DEFAULT ''; \
     UPDATE limits SET daily = daily || '.00'";
@@ -24,8 +25,12 @@ static SECOND: LazyLock<Migrator> =
 
 static SEALING: Sealing = Sealing {
     exempt: &[("scratch", "test")],
-    partly: &[("moves", "ROW.flow <> 6", "test")],
+    partly: &[
+        ("moves", "ROW.flow <> 6", "test"),
+        ("answers", "ROW.call <> 6", "test"),
+    ],
     columns: &[("accounts", &["frozen"])],
+    summed: &[("answers", "test")],
 };
 
 fn store(folder: &Path) -> SealedStore {
@@ -77,11 +82,12 @@ fn none() -> Vec<Found> {
     Vec::new()
 }
 
-const ROWS: [&str; 5] = [
+const ROWS: [&str; 6] = [
     "INSERT INTO users VALUES ('anna', 1, x'00FF'), ('boris', 2, NULL)",
     "INSERT INTO limits VALUES ('anna', 'DEPOSIT', '100'), ('anna', 'TRADING', '5')",
     "INSERT INTO moves VALUES (1, 1, 10), (2, 6, 20)",
     "INSERT INTO accounts VALUES ('anna:RUB', 0, 5)",
+    "INSERT INTO answers VALUES ('a', 1, 'done'), ('b', 2, 'refused'), ('c', 6, 'done')",
     "INSERT INTO scratch VALUES (1, 'x')",
 ];
 
@@ -124,6 +130,27 @@ async fn every_alteration_past_the_service_is_named() {
             one("accounts", "'anna:RUB'", Change::Changed),
             "UPDATE accounts SET frozen = 0",
         ),
+        // A summed table: its rows have no seals.
+        (
+            "UPDATE answers SET text = 'done' WHERE key = 'b'",
+            one("answers", "2 rows of 2", Change::Changed),
+            "UPDATE answers SET text = 'refused' WHERE key = 'b'",
+        ),
+        (
+            "UPDATE answers SET call = 6 WHERE key = 'b'",
+            one("answers", "1 rows of 2", Change::Changed),
+            "UPDATE answers SET call = 2 WHERE key = 'b'",
+        ),
+        (
+            "INSERT INTO answers VALUES ('d', 1, 'done')",
+            one("answers", "3 rows of 2", Change::Changed),
+            "DELETE FROM answers WHERE key = 'd'",
+        ),
+        (
+            "UPDATE answers SET text = 'x' WHERE key = 'c'",
+            Vec::new(),
+            "UPDATE answers SET text = 'done' WHERE key = 'c'",
+        ),
         // Without a seal: another check covers them.
         (
             "UPDATE moves SET amount = 21 WHERE number = 2",
@@ -163,7 +190,8 @@ async fn a_row_that_is_deleted_with_its_seal_is_missing_in_the_sum() {
     let missing = one("seal_total", "5 rows of 6", Change::Changed);
     assert_eq!(found(folder.path()).await, missing);
     // Without the key of the seals the sum cannot be put right.
-    tamper(folder.path(), "UPDATE seal_total SET rows = rows - 1").await;
+    let sum = "UPDATE seal_total SET rows = rows - 1 WHERE name = ''";
+    tamper(folder.path(), sum).await;
     assert_eq!(found(folder.path()).await.len(), 1);
 }
 
@@ -241,6 +269,149 @@ async fn a_migration_does_not_hide_an_alteration() {
     }
 }
 
+#[tokio::test]
+async fn a_row_of_a_summed_table_has_no_seal() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path(), &FIRST).await;
+    write(&db, &ROWS).await;
+    let count = async || -> i64 {
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM row_seals");
+        count.fetch_one(db.read()).await.unwrap()
+    };
+    assert_eq!(count().await, 6);
+    // More than one page, rows written more than once, a moved key, an upsert, a deletion.
+    let many: Vec<String> = (0..2_500)
+        .map(|number| format!("('k{number}', {}, 'x')", number % 7))
+        .collect();
+    let insert = format!("INSERT INTO answers VALUES {}", many.join(", "));
+    let statements = [
+        insert.as_str(),
+        "UPDATE answers SET text = text || 'y' WHERE call <> 1",
+        "UPDATE answers SET call = 6 WHERE key = 'k1'",
+        "UPDATE answers SET call = 3 WHERE key = 'k6'",
+        "UPDATE answers SET key = 'z' WHERE key = 'a'",
+        "INSERT INTO answers VALUES ('b', 4, 'again') \
+         ON CONFLICT (key) DO UPDATE SET call = excluded.call, text = excluded.text",
+        "DELETE FROM answers WHERE key LIKE 'k1%'",
+    ];
+    write(&db, &statements).await;
+    assert_eq!(count().await, 6);
+    assert_eq!(found(folder.path()).await, none());
+    // A transaction without a commit leaves no trace.
+    let mut tx = db.write().await.unwrap();
+    tx.execute("DELETE FROM answers").await.unwrap();
+    drop(tx);
+    write(&db, &["UPDATE answers SET text = 'w' WHERE key = 'z'"]).await;
+    assert_eq!(found(folder.path()).await, none());
+    db.close().await;
+    let db = open(folder.path(), &SECOND).await;
+    assert_eq!(found(folder.path()).await, none());
+    db.close().await;
+}
+
+#[tokio::test]
+async fn what_is_missing_in_the_sums_is_found_before_a_migration() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path(), &FIRST).await;
+    write(&db, &ROWS).await;
+    db.close().await;
+    for sql in [
+        "DELETE FROM users WHERE user_id = 'anna'",
+        "DELETE FROM row_seals WHERE name = 'users' AND key = '''anna'''",
+        "UPDATE answers SET text = 'x' WHERE key = 'a'",
+    ] {
+        tamper(folder.path(), sql).await;
+    }
+    let db = open(folder.path(), &SECOND).await;
+    let expected = [
+        one("answers", "2 rows of 2", Change::Changed),
+        one("seal_total", "''", Change::Changed),
+    ];
+    assert_eq!(found(folder.path()).await, expected.concat());
+    db.close().await;
+}
+
+/// Without the key nothing proves the seals, and a store with a key has seals.
+#[tokio::test]
+async fn lost_seals_and_a_lost_key_are_findings_until_they_are_accepted() {
+    for lost in ["seals", "key"] {
+        let folder = tempfile::tempdir().unwrap();
+        let db = open(folder.path(), &FIRST).await;
+        write(&db, &ROWS).await;
+        db.close().await;
+        let key = seal::key_file(&store(folder.path()).path);
+        let change = if lost == "seals" {
+            tamper(folder.path(), "DELETE FROM row_seals").await;
+            tamper(folder.path(), "DELETE FROM seal_total").await;
+            tamper(folder.path(), "UPDATE users SET level = 9").await;
+            Change::Deleted
+        } else {
+            std::fs::remove_file(&key).unwrap();
+            Change::Changed
+        };
+        let finding = one("seal_total", "''", change);
+        for _ in 0..2 {
+            let db = open(folder.path(), &FIRST).await;
+            assert_eq!(found(folder.path()).await, finding, "{lost}");
+            db.close().await;
+        }
+        let accepted = seal::accept(&store(folder.path())).await.unwrap();
+        assert_eq!(accepted.len(), 1, "{accepted:?}");
+        assert!(!key.exists());
+        let db = open(folder.path(), &FIRST).await;
+        assert_eq!(found(folder.path()).await, none());
+        let sql = "UPDATE users SET level = 7 WHERE user_id = 'boris'";
+        write(&db, &[sql]).await;
+        db.close().await;
+        // Nothing to accept: the key stays.
+        let former = std::fs::read(&key).unwrap();
+        let accepted = seal::accept(&store(folder.path())).await.unwrap();
+        assert!(accepted.is_empty(), "{accepted:?}");
+        assert_eq!(std::fs::read(&key).unwrap(), former);
+    }
+}
+
+#[tokio::test]
+async fn accepted_rows_are_sealed_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path(), &FIRST).await;
+    write(&db, &ROWS).await;
+    db.close().await;
+    tamper(folder.path(), "UPDATE users SET level = 9").await;
+    let accepted = seal::accept(&store(folder.path())).await.unwrap();
+    assert_eq!(accepted.len(), 2, "{accepted:?}");
+    let db = open(folder.path(), &FIRST).await;
+    assert_eq!(found(folder.path()).await, none());
+    let sql = "UPDATE users SET level = 1 WHERE user_id = 'anna'";
+    tamper(folder.path(), sql).await;
+    let altered = one("users", "'anna'", Change::Changed);
+    assert_eq!(found(folder.path()).await, altered);
+    db.close().await;
+}
+
+/// A crash before and after the commit of the first seals.
+#[tokio::test]
+async fn an_interrupted_first_start_is_no_finding() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = store(folder.path()).path;
+    let key = seal::key_file(&path);
+    let mut new_key = key.clone().into_os_string();
+    new_key.push(".new");
+    let db = Sqlite::open(&path, &FIRST).await.unwrap();
+    write(&db, &ROWS).await;
+    db.close().await;
+    std::fs::write(&new_key, "ab".repeat(32)).unwrap();
+    let db = open(folder.path(), &FIRST).await;
+    assert_eq!(std::fs::read_to_string(&key).unwrap(), "ab".repeat(32));
+    db.close().await;
+    std::fs::rename(&key, &new_key).unwrap();
+    assert_eq!(found(folder.path()).await, none());
+    let db = open(folder.path(), &FIRST).await;
+    assert!(key.exists());
+    assert_eq!(found(folder.path()).await, none());
+    db.close().await;
+}
+
 /// A store of an earlier release has no seals: its rows are sealed as they are.
 #[tokio::test]
 async fn a_store_without_seals_is_sealed_when_it_is_opened() {
@@ -276,7 +447,8 @@ async fn the_writer_on_the_calling_thread_seals_too() {
     tx.commit().unwrap();
     let tx = db.write().await.unwrap();
     tx.execute_batch(
-        "UPDATE moves SET amount = amount + 1; DELETE FROM limits WHERE kind = 'TRADING'",
+        "UPDATE moves SET amount = amount + 1; DELETE FROM limits WHERE kind = 'TRADING'; \
+         UPDATE answers SET text = 'x' WHERE key <> 'a'; UPDATE accounts SET balance = 7",
     )
     .unwrap();
     tx.commit().unwrap();

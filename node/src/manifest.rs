@@ -34,13 +34,14 @@ const ADDED: [&str; 1] = ["approvals/approvals.db"];
 const SEAL_KEY: &str = ".seal.key";
 const ANCHOR_KEY: &str = "anchor_ed25519.";
 
-fn is_added(name: &str) -> bool {
-    ADDED.contains(&name) || name.ends_with(SEAL_KEY) || name.contains(ANCHOR_KEY)
-}
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; do not edit.
 ";
+
+fn is_added(name: &str) -> bool {
+    ADDED.contains(&name) || name.ends_with(SEAL_KEY) || name.contains(ANCHOR_KEY)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -132,6 +133,10 @@ fn parts(config: &Config) -> Vec<Part> {
 }
 
 impl Part {
+    fn is_seal_key(&self) -> bool {
+        self.name.ends_with(SEAL_KEY)
+    }
+
     /// Whether the part exists and is not empty. An empty file counts as missing: SQLite would
     /// accept it as a new store.
     fn is_there(&self) -> bool {
@@ -425,9 +430,31 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     })
 }
 
+/// Marks missing keys of row seals as pending: the next start makes them, and seals all rows with
+/// them. The caller holds the folder's lock.
+///
+/// # Errors
+/// The manifest cannot be read or written.
+pub fn renew_seal_keys(config: &Config) -> anyhow::Result<()> {
+    let Some(mut content) = Content::read(&config.data_dir)? else {
+        return Ok(());
+    };
+    for part in parts(config) {
+        if part.is_seal_key() && content.has(&part.name) && !part.is_there() {
+            content.keys.insert(part.name.clone(), String::new());
+            content.pending.insert(part.name);
+        }
+    }
+    content.write(&config.data_dir)
+}
+
 fn missing(part: &Part) -> String {
     let path = part.path.display();
-    format!("{path} is missing or empty: restore the data folder from a backup")
+    let or = match part.is_seal_key() {
+        true => ", or run `platform data accept-rows` if the key is lost",
+        false => "",
+    };
+    format!("{path} is missing or empty: restore the data folder from a backup{or}")
 }
 
 fn is_named(parts: &[Part], name: &str) -> bool {

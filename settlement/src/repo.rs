@@ -93,7 +93,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_bust_commands", "0005_operators"
 );
 
-/// Rows without seals: an open batch, whose trades the ledger has in its blocks.
+/// Rows without a seal: open batches, whose trades the ledger has in its blocks.
 pub static SEALING: events::Sealing = events::Sealing {
     exempt: &[],
     partly: &[(
@@ -102,6 +102,7 @@ pub static SEALING: events::Sealing = events::Sealing {
         "an open batch is compared with ledger and chain at each step",
     )],
     columns: &[],
+    summed: &[("batches", "one per batch of trades")],
 };
 
 /// Settlement's SQLite store.

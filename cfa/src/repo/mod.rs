@@ -39,7 +39,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 
 const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";
 
-/// Tables without seals. A trade's operation is compared with the ledger.
+/// Trades have no seals: their operations are compared with the ledger's, the registry with the
+/// chain.
 pub static SEALING: Sealing = Sealing {
     exempt: &[
         ("holding", FROM_CHAIN),
@@ -64,6 +65,7 @@ pub static SEALING: Sealing = Sealing {
         ),
     ],
     columns: &[],
+    summed: &[("batch", "one per batch of trades")],
 };
 
 #[derive(Clone)]

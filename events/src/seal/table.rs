@@ -10,15 +10,20 @@ pub struct Table {
     pub name: String,
     /// Columns of the primary key.
     keys: Vec<String>,
-    /// Columns that the seal covers.
+    /// Columns that the seal covers, the key among them.
     columns: Vec<String>,
     /// The table has other columns too.
     has_others: bool,
     /// Condition of the sealed rows; the row is named `ROW`.
     condition: &'static str,
-    /// Next written rows: position in the noted keys, key, columns, stored seal.
+    /// The table has a total, its rows have no seals.
+    pub is_summed: bool,
+    /// What the seals depend on.
+    pub definition: String,
+    /// Next written rows: position in the list of written rows, then key, columns and stored seal;
+    /// in a summed table the columns before and after the write.
     pub written: Arc<str>,
-    /// Forgets noted keys up to a position.
+    /// Forgets written rows up to a position.
     pub forget: Arc<str>,
     /// All rows: key, columns, stored seal.
     pub all: Arc<str>,
@@ -35,6 +40,7 @@ impl Table {
         columns: Vec<String>,
         has_others: bool,
         condition: &'static str,
+        is_summed: bool,
     ) -> Self {
         let mut table = Table {
             name,
@@ -42,12 +48,15 @@ impl Table {
             columns,
             has_others,
             condition,
+            is_summed,
+            definition: String::new(),
             written: Arc::default(),
             forget: Arc::default(),
             all: Arc::default(),
             rowless: Arc::default(),
             note_all: Arc::default(),
         };
+        table.definition = table.described();
         table.written = table.written_sql().into();
         table.forget = format!("DELETE FROM temp.{} WHERE rowid <= $1", table.noted()).into();
         table.all = table.all_sql().into();
@@ -56,10 +65,10 @@ impl Table {
         table
     }
 
-    /// What the seals of the table depend on.
-    pub fn definition(&self) -> String {
+    fn described(&self) -> String {
         let (keys, columns) = (self.keys.join(","), self.columns.join(","));
-        format!("{}({keys};{columns};{})", self.name, self.condition)
+        let kind = if self.is_summed { "summed" } else { "sealed" };
+        format!("{kind} {}({keys};{columns};{})", self.name, self.condition)
     }
 
     /// True if the transaction wrote rows of the table.
@@ -67,41 +76,79 @@ impl Table {
         format!("EXISTS (SELECT 1 FROM temp.{})", self.noted())
     }
 
-    /// Creates the list of noted keys and its triggers. Keys are noted more than once rather than
+    /// Creates the list of written rows and its triggers. A row is noted more than once rather than
     /// looked for: in a trigger the conflict clause of the firing statement would take effect.
     pub fn install(&self) -> String {
         let (noted, name) = (self.noted(), &self.name);
-        let list = |row: &str| Self::list(&self.keys, row);
         let (new, old) = (self.on("new"), self.on("old"));
-        let differ = |columns: &[String]| {
-            let columns: Vec<String> = (columns.iter())
-                .map(|column| format!("old.\"{column}\" IS NOT new.\"{column}\""))
-                .collect();
-            columns.join(" OR ")
+        let (update, changed) = match self.has_others {
+            // A statement that sets no covered column does not even have the trigger.
+            true => (
+                format!("UPDATE OF {}", Self::quoted(&self.columns)),
+                format!("({}) AND ", Self::differ(&self.columns)),
+            ),
+            false => ("UPDATE".to_owned(), String::new()),
         };
-        let changed = match self.has_others {
-            true => format!("AND ({}) ", differ(&self.columns)),
-            false => String::new(),
+        let (list, inserted, updated, deleted) = match self.is_summed {
+            true => self.image_notes(),
+            false => self.key_notes(),
         };
         format!(
-            "CREATE TEMP TABLE {noted} AS SELECT {keys} FROM main.\"{name}\" WHERE 0; \
+            "CREATE TEMP TABLE {noted} {list}; \
              CREATE TEMP TRIGGER \"written_{name}_insert\" AFTER INSERT ON main.\"{name}\" WHEN {new} \
-             BEGIN INSERT INTO {noted} VALUES ({news}); END; \
-             CREATE TEMP TRIGGER \"written_{name}_update\" AFTER UPDATE ON main.\"{name}\" \
-             WHEN ({old} OR {new}) {changed}BEGIN INSERT INTO {noted} VALUES ({news}); \
-             INSERT INTO {noted} SELECT {olds} WHERE {moved}; END; \
+             BEGIN {inserted} END; \
+             CREATE TEMP TRIGGER \"written_{name}_update\" AFTER {update} ON main.\"{name}\" \
+             WHEN {changed}({old} OR {new}) BEGIN {updated} END; \
              CREATE TEMP TRIGGER \"written_{name}_delete\" AFTER DELETE ON main.\"{name}\" WHEN {old} \
-             BEGIN INSERT INTO {noted} VALUES ({olds}); END;",
-            keys = list(&format!("\"{name}\"")),
-            news = list("new"),
-            olds = list("old"),
-            moved = differ(&self.keys),
+             BEGIN {deleted} END;"
         )
     }
 
-    /// The list of keys of written rows.
+    /// List of written rows, and the statements that note an inserted, updated and deleted one: by
+    /// key, for rows with seals.
+    fn key_notes(&self) -> (String, String, String, String) {
+        let (noted, name) = (self.noted(), &self.name);
+        let list = |row: &str| Self::list(&self.keys, row);
+        let (new, old) = (list("new"), list("old"));
+        let keys = list(&format!("\"{name}\""));
+        let moved = Self::differ(&self.keys);
+        (
+            format!("AS SELECT {keys} FROM main.\"{name}\" WHERE 0"),
+            format!("INSERT INTO {noted} VALUES ({new});"),
+            format!(
+                "INSERT INTO {noted} VALUES ({new}); INSERT INTO {noted} SELECT {old} WHERE {moved};"
+            ),
+            format!("INSERT INTO {noted} VALUES ({old});"),
+        )
+    }
+
+    /// As [`Self::key_notes`], by the columns before and after the write, for a summed table.
+    fn image_notes(&self) -> (String, String, String, String) {
+        let noted = self.noted();
+        let image = |row: &str| Self::text(&self.columns, row);
+        let (new, old) = (image("new"), image("old"));
+        let (is_new, is_old) = (self.on("new"), self.on("old"));
+        (
+            "(old_image TEXT, new_image TEXT)".to_owned(),
+            format!("INSERT INTO {noted} VALUES (NULL, {new});"),
+            format!(
+                "INSERT INTO {noted} VALUES (CASE WHEN {is_old} THEN {old} END, \
+                 CASE WHEN {is_new} THEN {new} END);"
+            ),
+            format!("INSERT INTO {noted} VALUES ({old}, NULL);"),
+        )
+    }
+
+    /// The list of written rows.
     fn noted(&self) -> String {
         format!("\"written_{}\"", self.name)
+    }
+
+    fn quoted(columns: &[String]) -> String {
+        let columns: Vec<String> = (columns.iter())
+            .map(|column| format!("\"{column}\""))
+            .collect();
+        columns.join(", ")
     }
 
     fn list(columns: &[String], row: &str) -> String {
@@ -109,6 +156,14 @@ impl Table {
             .map(|column| format!("{row}.\"{column}\""))
             .collect();
         columns.join(", ")
+    }
+
+    /// Whether an update changes one of the columns.
+    fn differ(columns: &[String]) -> String {
+        let columns: Vec<String> = (columns.iter())
+            .map(|column| format!("old.\"{column}\" IS NOT new.\"{column}\""))
+            .collect();
+        columns.join(" OR ")
     }
 
     /// SQL of the text of some columns of a row. `quote` writes each value in one way.
@@ -133,6 +188,13 @@ impl Table {
     }
 
     fn written_sql(&self) -> String {
+        let noted = self.noted();
+        if self.is_summed {
+            return format!(
+                "SELECT k.rowid AS position, k.old_image AS old_image, k.new_image AS new_image \
+                 FROM temp.{noted} AS k ORDER BY k.rowid LIMIT {CHUNK}"
+            );
+        }
         let same: Vec<String> = (self.keys.iter())
             .map(|key| format!("t.\"{key}\" = k.\"{key}\""))
             .collect();
@@ -144,7 +206,6 @@ impl Table {
             key = Self::text(&self.keys, "k"),
             first = self.keys[0],
             image = Self::text(&self.columns, "t"),
-            noted = self.noted(),
             name = self.name,
             same = same.join(" AND "),
             on = self.on("t"),
@@ -153,13 +214,16 @@ impl Table {
     }
 
     fn all_sql(&self) -> String {
+        let (hash, seal) = match self.is_summed {
+            true => ("NULL", String::new()),
+            false => ("s.hash", self.seal("t")),
+        };
         format!(
-            "SELECT {key} AS key, {image} AS image, s.hash AS hash \
+            "SELECT {key} AS key, {image} AS image, {hash} AS hash \
              FROM main.\"{name}\" AS t {seal} WHERE {on}",
             key = Self::text(&self.keys, "t"),
             image = Self::text(&self.columns, "t"),
             name = self.name,
-            seal = self.seal("t"),
             on = self.on("t"),
         )
     }
@@ -189,24 +253,37 @@ impl Table {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_condition_names_the_row_of_each_statement() {
-        let keys = vec!["id".to_owned()];
+    fn operation(has_others: bool, is_summed: bool) -> Table {
         let columns = vec!["id".to_owned(), "flow".to_owned()];
-        let table = Table::new(
+        let keys = vec!["id".to_owned()];
+        Table::new(
             "operation".to_owned(),
             keys,
             columns,
-            false,
+            has_others,
             "ROW.flow <> 6",
-        );
+            is_summed,
+        )
+    }
+
+    #[test]
+    fn a_condition_names_the_row_of_each_statement() {
+        let table = operation(false, false);
         assert!(table.all.ends_with("WHERE (t.flow <> 6)"), "{}", table.all);
         let install = table.install();
-        assert!(
-            install.contains("WHEN ((old.flow <> 6) OR (new.flow <> 6)) BEGIN"),
-            "{install}"
-        );
+        let update =
+            "AFTER UPDATE ON main.\"operation\" WHEN ((old.flow <> 6) OR (new.flow <> 6)) BEGIN";
+        assert!(install.contains(update), "{install}");
         let noted = "AS SELECT \"operation\".\"id\" FROM main.\"operation\" WHERE 0;";
         assert!(install.contains(noted), "{install}");
+    }
+
+    #[test]
+    fn an_update_of_other_columns_fires_no_trigger() {
+        let install = operation(true, true).install();
+        let update = "AFTER UPDATE OF \"id\", \"flow\" ON main.\"operation\" \
+             WHEN (old.\"id\" IS NOT new.\"id\" OR old.\"flow\" IS NOT new.\"flow\") AND (";
+        assert!(install.contains(update), "{install}");
+        assert!(!install.contains(" AS SELECT "), "{install}");
     }
 }

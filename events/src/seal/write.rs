@@ -1,29 +1,28 @@
-//! Seals the written rows of a transaction, and all rows when a store is opened for the first time
-//! or with another schema.
+//! Seals the written rows of a transaction before its commit.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use async_recursion::async_recursion as boxed;
-use sqlx::{AssertSqlSafe, Executor, Row, SqliteConnection, migrate::Migrator};
+use rusqlite::OptionalExtension;
+use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::table::{CHUNK, Table};
 use super::{
-    Altered, Change, DROP_SEALS, Hash, SAVE_SEALS, SAVE_TOTAL, Sealing, TABLES, TOTAL, Total,
-    check, key_file, make_key, seal_of, stored,
+    ALL_SEALED, DROP_SEALS, Hash, SAVE_SEALS, SAVE_TOTAL, StoredTotal, TOTAL, Total, row_seal,
+    stored,
 };
 use crate::Error;
 
 /// The sealed tables of one open file, and the key of their seals.
 pub struct Seals {
-    key: Hash,
-    tables: Vec<Table>,
+    pub(super) key: Hash,
+    pub(super) tables: Vec<Table>,
     /// One column per table: true if the transaction wrote rows of it.
     written: Arc<str>,
     install: Arc<str>,
     /// What all seals depend on: the newest migration and the tables.
-    definition: String,
+    pub(super) definition: String,
 }
 
 /// A written row.
@@ -33,6 +32,13 @@ struct Written {
     /// `None`: deleted, or no longer sealed.
     image: Option<String>,
     hash: Option<Vec<u8>>,
+}
+
+/// A write to a summed table.
+struct Counted {
+    position: i64,
+    old_image: Option<String>,
+    new_image: Option<String>,
 }
 
 /// Seals to store and to drop, as JSON arrays, after a page of written rows.
@@ -45,19 +51,10 @@ struct Changes {
 }
 
 impl Seals {
-    /// Reads the sealed tables of a file. Creates the key at the first start.
-    pub async fn of(
-        db: &mut SqliteConnection,
-        path: &Path,
-        migrator: &Migrator,
-        sealing: &Sealing,
-    ) -> Result<Self, Error> {
-        let key = make_key(path)?;
-        let (tables, _) = tables(db, sealing).await?;
-        let definition = definition(&tables, migrator);
+    pub(super) fn new(key: Hash, tables: Vec<Table>, definition: String) -> Self {
         let written: Vec<String> = tables.iter().map(Table::is_written).collect();
         let install: Vec<String> = tables.iter().map(Table::install).collect();
-        Ok(Seals {
+        Seals {
             key,
             written: match written.is_empty() {
                 true => "SELECT FALSE".into(),
@@ -66,42 +63,12 @@ impl Seals {
             install: format!("PRAGMA temp_store = MEMORY; {}", install.join(" ")).into(),
             tables,
             definition,
-        })
+        }
     }
 
     /// Statements that prepare a writer's connection.
     pub fn install(&self) -> Arc<str> {
         self.install.clone()
-    }
-
-    /// Seals all rows, unless the file has been sealed with the same schema. Part of opening the
-    /// file, on the prepared writer, in its transaction.
-    pub async fn seal_all_in_tx(&self, db: &mut SqliteConnection) -> Result<(), Error> {
-        let known: Option<String> = sqlx::query_scalar("SELECT definition FROM seal_total")
-            .fetch_optional(&mut *db)
-            .await?;
-        if known.as_ref() == Some(&self.definition) {
-            return Ok(());
-        }
-        let total = Total::default();
-        // Not as one statement each: those are checked for scans.
-        let sql = "PRAGMA main.data_version; DELETE FROM row_seals; DELETE FROM seal_total";
-        Executor::execute(&mut *db, sql).await?;
-        sqlx::query(
-            "INSERT INTO seal_total (one, definition, rows, sum, seal) VALUES (1, $1, $2, $3, $4)",
-        )
-        .bind(&self.definition)
-        .bind(total.rows)
-        .bind(total.sum.as_slice())
-        .bind(total.seal(&self.key, &self.definition).as_slice())
-        .execute(&mut *db)
-        .await?;
-        for table in &self.tables {
-            sqlx::query(AssertSqlSafe(table.note_all.clone()))
-                .execute(&mut *db)
-                .await?;
-        }
-        self.seal_in_tx(db).await
     }
 
     /// Seals the rows that the transaction wrote.
@@ -110,27 +77,27 @@ impl Seals {
         let is_written = sqlx::query(AssertSqlSafe(self.written.clone()))
             .fetch_one(&mut *db)
             .await?;
-        let mut total = None;
+        let mut sealed = None;
         for (index, table) in self.tables.iter().enumerate() {
             if !is_written.try_get::<bool, _>(index)? {
                 continue;
             }
-            let mut sum = match total {
-                Some(sum) => sum,
-                None => {
-                    let row = sqlx::query(TOTAL).fetch_one(&mut *db).await?;
-                    read_total(row.try_get("rows")?, &row.try_get::<Vec<u8>, _>("sum")?)
-                }
+            if table.is_summed {
+                let mut total = total_in_tx(&table.name, db).await?;
+                self.count_in_tx(table, &mut total, db).await?;
+                self.save_total_in_tx(&table.name, &table.definition, &total, db)
+                    .await?;
+                continue;
+            }
+            let mut total = match sealed {
+                Some(total) => total,
+                None => total_in_tx(ALL_SEALED, db).await?,
             };
-            self.seal_table_in_tx(table, &mut sum, db).await?;
-            total = Some(sum);
+            self.seal_table_in_tx(table, &mut total, db).await?;
+            sealed = Some(total);
         }
-        if let Some(total) = total {
-            sqlx::query(SAVE_TOTAL)
-                .bind(total.rows)
-                .bind(total.sum.as_slice())
-                .bind(total.seal(&self.key, &self.definition).as_slice())
-                .execute(&mut *db)
+        if let Some(total) = sealed {
+            self.save_total_in_tx(ALL_SEALED, &self.definition, &total, db)
                 .await?;
         }
         Ok(())
@@ -164,14 +131,56 @@ impl Seals {
                     statement.execute(&mut *db).await?;
                 }
             }
-            sqlx::query(AssertSqlSafe(table.forget.clone()))
-                .bind(changes.through)
-                .execute(&mut *db)
-                .await?;
+            forget_in_tx(table, changes.through, db).await?;
             if changes.is_last {
                 return Ok(());
             }
         }
+    }
+
+    async fn count_in_tx(
+        &self,
+        table: &Table,
+        total: &mut Total,
+        db: &mut SqliteConnection,
+    ) -> Result<(), Error> {
+        loop {
+            let rows = sqlx::query(AssertSqlSafe(table.written.clone()))
+                .fetch_all(&mut *db)
+                .await?;
+            let mut counted = Vec::with_capacity(rows.len());
+            for row in &rows {
+                counted.push(Counted {
+                    position: row.try_get("position")?,
+                    old_image: row.try_get("old_image")?,
+                    new_image: row.try_get("new_image")?,
+                });
+            }
+            let Some(through) = self.count(table, &counted, total) else {
+                return Ok(());
+            };
+            forget_in_tx(table, through, db).await?;
+            if (counted.len() as i64) < CHUNK {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) async fn save_total_in_tx(
+        &self,
+        name: &str,
+        definition: &str,
+        total: &Total,
+        db: &mut SqliteConnection,
+    ) -> Result<(), Error> {
+        sqlx::query(SAVE_TOTAL)
+            .bind(total.rows)
+            .bind(total.sum.as_slice())
+            .bind(total.seal(&self.key, name, definition).as_slice())
+            .bind(name)
+            .execute(db)
+            .await?;
+        Ok(())
     }
 
     /// As [`Self::seal_in_tx`], on the calling thread.
@@ -182,15 +191,24 @@ impl Seals {
         if !is_written.contains(&true) {
             return Ok(());
         }
-        let mut total = db.prepare_cached(TOTAL)?.query_row([], |row| {
-            Ok(read_total(row.get("rows")?, &row.get::<_, Vec<u8>>("sum")?))
-        })?;
+        let mut sealed = None;
         for (table, _) in self.tables.iter().zip(is_written).filter(|(_, is)| *is) {
+            if table.is_summed {
+                let mut total = total_directly(&table.name, db)?;
+                self.count_directly(table, &mut total, db)?;
+                self.save_total_directly(&table.name, &table.definition, &total, db)?;
+                continue;
+            }
+            let mut total = match sealed {
+                Some(total) => total,
+                None => total_directly(ALL_SEALED, db)?,
+            };
             self.seal_table_directly(table, &mut total, db)?;
+            sealed = Some(total);
         }
-        let seal = total.seal(&self.key, &self.definition);
-        let values = (total.rows, total.sum.as_slice(), seal.as_slice());
-        db.prepare_cached(SAVE_TOTAL)?.execute(values)?;
+        if let Some(total) = sealed {
+            self.save_total_directly(ALL_SEALED, &self.definition, &total, db)?;
+        }
         Ok(())
     }
 
@@ -228,6 +246,46 @@ impl Seals {
         }
     }
 
+    fn count_directly(
+        &self,
+        table: &Table,
+        total: &mut Total,
+        db: &rusqlite::Connection,
+    ) -> Result<(), Error> {
+        loop {
+            let counted = db
+                .prepare_cached(&table.written)?
+                .query_map([], |row| {
+                    Ok(Counted {
+                        position: row.get("position")?,
+                        old_image: row.get("old_image")?,
+                        new_image: row.get("new_image")?,
+                    })
+                })?
+                .collect::<Result<Vec<_>, _>>()?;
+            let Some(through) = self.count(table, &counted, total) else {
+                return Ok(());
+            };
+            db.prepare_cached(&table.forget)?.execute([through])?;
+            if (counted.len() as i64) < CHUNK {
+                return Ok(());
+            }
+        }
+    }
+
+    fn save_total_directly(
+        &self,
+        name: &str,
+        definition: &str,
+        total: &Total,
+        db: &rusqlite::Connection,
+    ) -> Result<(), Error> {
+        let seal = total.seal(&self.key, name, definition);
+        let values = (total.rows, total.sum.as_slice(), seal.as_slice(), name);
+        db.prepare_cached(SAVE_TOTAL)?.execute(values)?;
+        Ok(())
+    }
+
     /// The new seals of a page of written rows; `None` if it is empty. A row may be in it more than
     /// once, each time with the same columns.
     fn changes(&self, table: &Table, written: Vec<Written>, total: &mut Total) -> Option<Changes> {
@@ -244,7 +302,7 @@ impl Seals {
             }
             match image {
                 Some(image) => {
-                    let seal = table_seal(&self.key, table, &key, &image);
+                    let seal = row_seal(&self.key, table, &key, &image);
                     total.add(&seal);
                     saved.push([key, hex::encode(seal)]);
                 }
@@ -261,130 +319,42 @@ impl Seals {
             is_last,
         })
     }
-}
 
-/// What all seals of a file depend on, one per line: the newest migration, then each table.
-fn definition(tables: &[Table], migrator: &Migrator) -> String {
-    let newest = migrator.iter().map(|migration| migration.version).max();
-    let mut lines = vec![newest.unwrap_or_default().to_string()];
-    lines.extend(tables.iter().map(Table::definition));
-    lines.join("\n")
-}
-
-/// Creates the tables of the seals. A store whose seals are about to be made anew, since it is
-/// migrated or other tables are sealed, is checked first: otherwise what was altered before would
-/// be sealed too. The alterations are kept.
-pub async fn prepare(
-    db: &mut SqliteConnection,
-    path: &Path,
-    migrator: &Migrator,
-    sealing: &Sealing,
-) -> Result<(), Error> {
-    Executor::execute(&mut *db, TABLES).await?;
-    let Some(row) = sqlx::query(TOTAL).fetch_optional(&mut *db).await? else {
-        return Ok(());
-    };
-    let known: String = row.try_get("definition")?;
-    let mut altered = Vec::new();
-    let has_key = key_file(path).is_file();
-    if !has_key || !check::is_sealed(&row, path)? {
-        altered.push(Altered {
-            table: "seal_total".to_owned(),
-            key: "1".to_owned(),
-            change: Change::Changed,
-        });
-    }
-    let (tables, _) = tables(db, sealing).await?;
-    if !has_key {
-        // Rows are sealed anew, with another key.
-        let sql = "PRAGMA main.data_version; DELETE FROM seal_total";
-        Executor::execute(&mut *db, sql).await?;
-    } else if known != definition(&tables, migrator) {
-        altered.append(&mut check::before_migration(db, path, tables, &known).await?);
-    }
-    for altered in altered {
-        tracing::error!(
-            store = %path.display(),
-            table = altered.table,
-            key = altered.key,
-            severity = "critical",
-            "row altered past its service, found at the start"
-        );
-        sqlx::query(
-            "INSERT INTO altered_rows (name, key, change) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-        )
-        .bind(&altered.table)
-        .bind(&altered.key)
-        .bind(altered.change.as_str())
-        .execute(&mut *db)
-        .await?;
-    }
-    Ok(())
-}
-
-/// The sealed tables of the file, by name; and tables that would be, but have no primary key. The
-/// check refuses those.
-pub(super) async fn tables(
-    db: &mut SqliteConnection,
-    sealing: &Sealing,
-) -> Result<(Vec<Table>, Vec<String>), Error> {
-    let (mut found, mut keyless) = (Vec::new(), Vec::new());
-    let listed = sqlx::query("PRAGMA main.table_list")
-        .fetch_all(&mut *db)
-        .await?;
-    let mut names = Vec::new();
-    for row in &listed {
-        let (name, kind): (String, String) = (row.try_get("name")?, row.try_get("type")?);
-        let is_own = kind == "table" && !name.starts_with("sqlite_");
-        if is_own && sealing.exemption(&name).is_none() {
-            names.push(name);
-        }
-    }
-    names.sort();
-    for name in names {
-        let columns = format!("PRAGMA main.table_info(\"{name}\")");
-        let rows = sqlx::query(AssertSqlSafe(columns))
-            .fetch_all(&mut *db)
-            .await?;
-        let (mut keys, mut columns) = (BTreeMap::new(), Vec::new());
-        for row in &rows {
-            let (column, place): (String, i64) = (row.try_get("name")?, row.try_get("pk")?);
-            if place > 0 {
-                keys.insert(place, column.clone());
+    /// Adds a page of writes to the total of a summed table. Writes of one row follow each other,
+    /// so all but its first and last columns cancel out. `None` if the page is empty.
+    fn count(&self, table: &Table, counted: &[Counted], total: &mut Total) -> Option<i64> {
+        for write in counted {
+            if let Some(image) = &write.old_image {
+                total.subtract(&row_seal(&self.key, table, "", image));
             }
-            columns.push(column);
+            if let Some(image) = &write.new_image {
+                total.add(&row_seal(&self.key, table, "", image));
+            }
         }
-        if keys.is_empty() {
-            keyless.push(name);
-            continue;
-        }
-        let covered = sealing.columns(&name);
-        if let Some(covered) = covered {
-            columns.retain(|column| {
-                covered.contains(&column.as_str()) || keys.values().any(|key| key == column)
-            });
-        }
-        let condition = sealing.condition(&name);
-        found.push(Table::new(
-            name,
-            keys.into_values().collect(),
-            columns,
-            covered.is_some(),
-            condition,
-        ));
+        counted.last().map(|last| last.position)
     }
-    Ok((found, keyless))
 }
 
-/// The seal of a row.
-pub(super) fn table_seal(key: &Hash, table: &Table, row: &str, image: &str) -> Hash {
-    let texts = [table.name.as_bytes(), row.as_bytes(), image.as_bytes()];
-    seal_of(key, &texts)
+/// A missing total counts as zero: the write goes on, and the check names the missing total.
+async fn total_in_tx(name: &str, db: &mut SqliteConnection) -> Result<Total, Error> {
+    let found = StoredTotal::find(db, name).await?;
+    Ok(found.map(|found| found.total).unwrap_or_default())
 }
 
-pub(super) fn read_total(rows: i64, sum: &[u8]) -> Total {
-    Total {
-        rows,
-        sum: stored(sum),
-    }
+fn total_directly(name: &str, db: &rusqlite::Connection) -> Result<Total, Error> {
+    let found = db.prepare_cached(TOTAL)?.query_row([name], |row| {
+        Ok(Total::read(
+            row.get("rows")?,
+            &row.get::<_, Vec<u8>>("sum")?,
+        ))
+    });
+    Ok(found.optional()?.unwrap_or_default())
+}
+
+async fn forget_in_tx(table: &Table, through: i64, db: &mut SqliteConnection) -> Result<(), Error> {
+    sqlx::query(AssertSqlSafe(table.forget.clone()))
+        .bind(through)
+        .execute(db)
+        .await?;
+    Ok(())
 }

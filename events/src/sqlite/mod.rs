@@ -141,7 +141,7 @@ impl Sqlite {
 
     /// Opens the file as [`Self::open`], and seals its rows from now on ([`crate::seal`]). Seals
     /// all rows if the file has no seals, or those of another schema: some microseconds per row,
-    /// once per migration.
+    /// once per migration, in one transaction.
     ///
     /// # Errors
     /// As [`Self::open`]; [`Error::Files`] also if the key of the seals is unreadable.
@@ -165,6 +165,7 @@ impl Sqlite {
             seals.seal_all_in_tx(&mut tx).await?;
             tx.commit().await?;
             drop(writer);
+            seal::keep_key(&path)?;
             assert!(db.seals.set(seals).is_ok(), "a file is sealed once");
             Ok(db)
         })

@@ -85,12 +85,19 @@ events::row! {
         pub returned_by_children: i64,
         pub status: i32,
         pub destination_subaccount_id: Option<String>,
+        terms_agree: i32,
         postings_sum_high: i64,
         postings_sum_low: i64,
     }
 }
 
 impl HoldState {
+    /// Whether user and instrument are those of its sub-account, and the terms of a child those of
+    /// its parent.
+    pub fn terms_agree(&self) -> bool {
+        self.terms_agree == 1
+    }
+
     pub fn postings_total(&self) -> i128 {
         rows::wide(self.postings_sum_high, self.postings_sum_low)
     }
@@ -414,8 +421,14 @@ where
         Ok(sqlx::query_as(
             "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, \
              h.status, h.destination_subaccount_id, \
+             CASE WHEN s.user_id = h.user_id AND s.instrument_id = h.instrument_id \
+             AND (h.parent_hold_id IS NULL OR (parent.subaccount_id = h.subaccount_id AND parent.owner = h.owner \
+             AND COALESCE(parent.expires_at_us, 0) = COALESCE(h.expires_at_us, 0) \
+             AND h.destination_subaccount_id IS NULL)) THEN 1 ELSE 0 END AS terms_agree, \
              COALESCE(p.high, 0) AS postings_sum_high, COALESCE(p.low, 0) AS postings_sum_low \
              FROM holds h LEFT JOIN postings_of_holds p ON p.hold_id = h.hold_id \
+             LEFT JOIN sub_accounts s ON s.subaccount_id = h.subaccount_id \
+             LEFT JOIN holds parent ON parent.hold_id = h.parent_hold_id \
              WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
         )
         .bind(after)

@@ -10,7 +10,8 @@
 //! - Balance, version, held and unsettled of every sub-account match its postings and holds.
 //! - The user index of operations is complete, and each link of a posting leads to the previous
 //!   one.
-//! - Every hold satisfies its equation, and postings that name it paid its consumed amount.
+//! - Every hold satisfies its equation, and postings that name it paid its consumed amount. Its
+//!   terms agree with its sub-account and its parent hold.
 //! - The balances of every instrument sum to zero.
 //! - The audit records form a chain, and each matches its hash.
 //!

@@ -315,6 +315,8 @@ async fn r215_changed_balances_and_holds_are_named() {
             "amount = amount + 1",
             "remaining + split off + consumed + released",
         ),
+        ("user_id = 'u1'", "terms of the hold"),
+        ("parent_hold_id = hold_id", "terms of the hold"),
     ] {
         let fault = of(&hold(change)).await;
         assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");

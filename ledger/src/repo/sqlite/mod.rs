@@ -51,8 +51,9 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
 
 const VERIFIED: &str = "checked by `verify`";
 
-/// Tables without seals. `verify` checks operations and postings with their blocks, and balances
-/// and amounts of holds with the postings.
+/// What no trade writes has seals, or a total. `verify` checks operations and postings with their
+/// blocks, balances and amounts of holds with the postings, and the terms of an order's hold with
+/// those of its trading hold.
 static SEALING: events::Sealing = events::Sealing {
     exempt: &[
         ("operations", VERIFIED),
@@ -62,11 +63,7 @@ static SEALING: events::Sealing = events::Sealing {
         ("operations_of_users", VERIFIED),
         ("operations_listed", "how far the list of a user reaches"),
     ],
-    partly: &[(
-        "holds",
-        "ROW.parent_hold_id IS NULL",
-        "a hold of an order has the terms of its trading hold; `verify` checks its amounts",
-    )],
+    partly: &[("holds", "ROW.parent_hold_id IS NULL", VERIFIED)],
     columns: &[
         (
             "sub_accounts",
@@ -94,6 +91,10 @@ static SEALING: events::Sealing = events::Sealing {
                 "created_at_us",
             ],
         ),
+    ],
+    summed: &[
+        ("answers", "one per call"),
+        ("holds", "one per order of a user without a trading hold"),
     ],
 };
 
