@@ -23,6 +23,7 @@ use rpc::Context as CallContext;
 use serde::Serialize;
 use service_clients::CfaClient;
 use service_clients::cfa::Anchor;
+use types::{CFA_RUB, OperationType};
 
 use crate::config::Config;
 
@@ -297,6 +298,8 @@ enum Difference {
     Transaction(String, String),
     /// A trade whose transaction is of no batch.
     NoBatch(String),
+    /// A party of a trade, of the CFA service and of the ledger.
+    Party(String, String),
     Amount {
         instrument_id: String,
         cfa: i64,
@@ -315,6 +318,12 @@ impl fmt::Display for Difference {
                 write!(
                     f,
                     "transaction: {cfa} at the CFA service, {ledger} in the ledger"
+                )
+            }
+            Self::Party(cfa, ledger) => {
+                write!(
+                    f,
+                    "party of the trade: {cfa} at the CFA service, {ledger} in the ledger"
                 )
             }
             Self::NoBatch(hash) => write!(f, "transaction {hash} is of no batch of trades"),
@@ -350,15 +359,36 @@ fn fault(
     if !record.is_of_batch {
         return Some(Difference::NoBatch(record.tx_hash.clone()));
     }
-    // The blocks of the ledger prove its amounts. A fee has no posting in units; units that are
-    // partly seized have two.
-    let amounts = one.amounts.iter();
-    let units = amounts.filter(|(instrument_id, _)| *instrument_id == record.instrument_id);
-    let units = units.map(|(_, amount)| *amount).reduce(i64::saturating_add);
-    let ledger = units?;
-    (ledger != record.units_minor).then(|| Difference::Amount {
-        instrument_id: record.instrument_id.clone(),
-        cfa: record.units_minor,
+    // The blocks of the ledger prove its parties and amounts.
+    let of_trade = record.is_trade.then(|| trade_fault(one, record)).flatten();
+    of_trade.or_else(|| amount_fault(one, &record.instrument_id, record.units_minor))
+}
+
+/// How the user and the money of a trade's operation differ.
+fn trade_fault(one: &FinalOperation, record: &OperationRecord) -> Option<Difference> {
+    let (user_id, money) = match one.kind? {
+        OperationType::TradeBuy => (&record.to_user_id, record.payment_minor),
+        OperationType::TradeSell => (&record.from_user_id, record.payment_minor),
+        OperationType::Fee => (&record.to_user_id, record.fee_minor),
+        _ => return None,
+    };
+    if one.user_id != *user_id {
+        let (cfa, ledger) = (user_id.clone(), one.user_id.clone());
+        return Some(Difference::Party(cfa, ledger));
+    }
+    amount_fault(one, CFA_RUB, money)
+}
+
+/// How the amount of an instrument differs. A fee has no posting in units; units that are partly
+/// seized have two.
+fn amount_fault(one: &FinalOperation, instrument_id: &str, cfa: i64) -> Option<Difference> {
+    let amounts = one.amounts.iter().filter(|(id, _)| id == instrument_id);
+    let ledger = amounts
+        .map(|(_, amount)| *amount)
+        .reduce(i64::saturating_add)?;
+    (ledger != cfa).then(|| Difference::Amount {
+        instrument_id: instrument_id.to_owned(),
+        cfa,
         ledger,
     })
 }
@@ -404,6 +434,8 @@ mod tests {
     fn operation() -> FinalOperation {
         FinalOperation {
             operation_id: "op".to_owned(),
+            kind: Some(OperationType::TradeBuy),
+            user_id: "boris".to_owned(),
             reference: "trade".to_owned(),
             tx_hash: "0xab".to_owned(),
             amounts: vec![("CFA-RUB".to_owned(), 500), ("BOND-1".to_owned(), 3)],
@@ -417,6 +449,11 @@ mod tests {
             tx_hash: "0xAB".to_owned(),
             instrument_id: "BOND-1".to_owned(),
             units_minor: 3,
+            from_user_id: "anna".to_owned(),
+            to_user_id: "boris".to_owned(),
+            payment_minor: 500,
+            fee_minor: 1,
+            is_trade: true,
             is_of_batch: true,
         }
     }
@@ -431,7 +468,7 @@ mod tests {
         assert_eq!(found(|_| {}), None);
         let other_fee = found(|record| record.instrument_id = "BOND-2".to_owned());
         assert_eq!(other_fee, None);
-        let cases: [(fn(&mut OperationRecord), &str); 4] = [
+        let cases: [(fn(&mut OperationRecord), &str); 6] = [
             (
                 |record| record.is_final = false,
                 "not final at the CFA service",
@@ -444,6 +481,14 @@ mod tests {
             (
                 |record| record.units_minor = 4,
                 "4 at the CFA service, 3 in the ledger",
+            ),
+            (
+                |record| record.payment_minor = 499,
+                "CFA-RUB in smallest units: 499",
+            ),
+            (
+                |record| record.to_user_id = "clara".to_owned(),
+                "clara at the CFA service, boris in the ledger",
             ),
         ];
         for (change, part) in cases {

@@ -60,6 +60,12 @@ pub struct OperationRecord {
     pub tx_hash: String,
     pub instrument_id: String,
     pub units_minor: i64,
+    pub from_user_id: String,
+    pub to_user_id: String,
+    /// Kopecks.
+    pub payment_minor: i64,
+    pub fee_minor: i64,
+    pub is_trade: bool,
     /// False: a trade whose transaction is not that of any batch.
     pub is_of_batch: bool,
 }
@@ -107,6 +113,11 @@ impl OperationRecords {
                 tx_hash,
                 instrument_id: row.try_get("instrument_id")?,
                 units_minor: row.try_get("units_minor")?,
+                from_user_id: row.try_get("from_user_id")?,
+                to_user_id: row.try_get("to_user_id")?,
+                payment_minor: row.try_get("payment_minor")?,
+                fee_minor: row.try_get("fee_minor")?,
+                is_trade,
                 is_of_batch: !is_trade,
             };
             found.insert(row.try_get("reference")?, record);
@@ -121,16 +132,6 @@ impl OperationRecords {
             record.is_of_batch |= batches.contains(&record.tx_hash);
         }
         Ok(found)
-    }
-
-    /// Whether an operation has this transaction.
-    ///
-    /// # Errors
-    /// [`Error`]: the file cannot be read.
-    pub async fn has_transaction(&mut self, tx_hash: &str) -> Result<bool, Error> {
-        let found = "SELECT EXISTS (SELECT 1 FROM operation WHERE tx_hash = $1)";
-        let found = sqlx::query_scalar(found).bind(tx_hash);
-        Ok(found.fetch_one(&mut self.db).await?)
     }
 
     /// Checks the tables of the holder registry against each other. Returns the number of their

@@ -107,6 +107,8 @@ events::row! {
     /// A posting of a final operation that has a transaction.
     pub struct FinalRow {
         pub operation_id: String,
+        pub kind: i32,
+        pub user_id: String,
         pub external_ref: String,
         pub tx_hash: String,
         pub block: i64,
@@ -445,8 +447,9 @@ where
 
     async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error> {
         Ok(sqlx::query_as(
-            "SELECT o.operation_id, o.external_ref, o.tx_hash, o.block, o.place, p.instrument_id, p.amount \
-             FROM (SELECT operation_id, external_ref, tx_hash, block, place FROM operations \
+            "SELECT o.operation_id, o.kind, o.user_id, o.external_ref, o.tx_hash, o.block, o.place, \
+             p.instrument_id, p.amount FROM (\
+             SELECT operation_id, kind, user_id, external_ref, tx_hash, block, place FROM operations \
              WHERE (block, place) > ($1, $2) AND status = 7 AND external_ref IS NOT NULL \
              AND tx_hash IS NOT NULL ORDER BY block, place LIMIT $3) o \
              JOIN postings p ON p.operation_id = o.operation_id ORDER BY o.block, o.place, p.ordinal",

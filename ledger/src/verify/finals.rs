@@ -1,6 +1,8 @@
 //! Final operations with their transactions, page by page, for a comparison with the CFA service's.
 //! The blocks seal neither status nor transaction.
 
+use types::OperationType;
+
 use crate::{
     Error, LedgerConfig,
     repo::{self, FinalRow, LedgerSnapshot},
@@ -10,6 +12,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinalOperation {
     pub operation_id: String,
+    /// `None`: of a later version.
+    pub kind: Option<OperationType>,
+    pub user_id: String,
     /// Operation of the CFA service, or trade.
     pub reference: String,
     pub tx_hash: String,
@@ -66,6 +71,8 @@ impl Finals {
 fn operation(row: FinalRow, amount: (String, i64)) -> FinalOperation {
     FinalOperation {
         operation_id: row.operation_id,
+        kind: OperationType::from_code(row.kind),
+        user_id: row.user_id,
         reference: row.external_ref,
         tx_hash: row.tx_hash,
         amounts: vec![amount],
