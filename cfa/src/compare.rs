@@ -5,10 +5,14 @@
 //! differ, those that the chain's events touched, and some of all subjects in turn, each up to a
 //! limit. So its cost does not depend on the number of holders, and every holder has its turn.
 //!
-//! Ledger and chain change one after the other. A difference is in flight while an operation or a
-//! trade of the holder is open. It is a break when it has stayed the same for the window without
-//! being in flight. A difference that changes starts its window anew, so a fault of a holder who
-//! trades without pause becomes a break at the first pause.
+//! Ledger and chain change one after the other. A difference that has stayed the same for the window
+//! is *due*: the caller finds out whether it is in flight, that is whether an operation or a trade
+//! of the holder is open. If it is, the window starts anew, as it does for a difference that
+//! changes: a fault of a holder who trades without pause becomes a break at the first pause. If it
+//! is not, twice in a row, the difference is a break. Once is not enough: an operation may end
+//! between the reads of both sides and of the open operations.
+//!
+//! A difference that two persons have accepted counts as none until it changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,8 +39,11 @@ pub enum Verdict {
     Break,
     /// A break that is known.
     Known,
-    /// Both sides of a break agree.
+    /// Both sides of a break agree, or its difference is accepted. It stays a break until
+    /// [`Comparison::forget`].
     Resolved,
+    /// An accepted difference has gone. It stays accepted until [`Comparison::forget_accepted`].
+    Agreed,
 }
 
 /// State of a differing subject.
@@ -45,6 +52,8 @@ struct Suspect {
     difference: i128,
     since_us: i64,
     compared_us: i64,
+    /// Found due and not in flight by the last comparison.
+    is_suspected: bool,
     is_break: bool,
 }
 
@@ -54,6 +63,7 @@ pub struct Comparison {
     window_us: i64,
     touched: BTreeSet<Subject>,
     suspects: BTreeMap<Subject, Suspect>,
+    accepted: BTreeMap<Subject, i128>,
 }
 
 impl Comparison {
@@ -82,9 +92,44 @@ impl Comparison {
             difference: 0,
             since_us: 0,
             compared_us: 0,
+            is_suspected: false,
             is_break: true,
         };
         self.suspects.insert(subject, suspect);
+    }
+
+    /// Counts a difference as none from now on.
+    pub fn accept(&mut self, subject: Subject, difference: i128) {
+        self.accepted.insert(subject, difference);
+    }
+
+    /// Ends a break whose end is stored.
+    pub fn forget(&mut self, subject: &Subject) {
+        self.suspects.remove(subject);
+    }
+
+    /// Ends an acceptance whose end is stored.
+    pub fn forget_accepted(&mut self, subject: &Subject) {
+        self.accepted.remove(subject);
+    }
+
+    /// Puts the subjects of a failed round back.
+    pub fn put_back(&mut self, subjects: BTreeSet<Subject>) {
+        for subject in subjects {
+            if self.touched.len() < WAITING_MAX {
+                self.touched.insert(subject);
+            }
+        }
+    }
+
+    /// True if the difference is a break unless it is in flight.
+    pub fn is_due(&self, subject: &Subject, difference: i128, now_us: i64) -> bool {
+        let is_old = |suspect: &Suspect| {
+            !suspect.is_break
+                && suspect.difference == difference
+                && now_us - suspect.since_us >= self.window_us
+        };
+        self.suspects.get(subject).is_some_and(is_old)
     }
 
     /// Subjects of the next round, besides those whose turn it is. A suspect is compared at most
@@ -99,6 +144,12 @@ impl Comparison {
             .take(DIFFERING_MAX)
             .map(|(_, subject)| subject.clone())
             .collect();
+        // Also if it will not be compared, since its token is quarantined: others have their turn.
+        for subject in &round {
+            if let Some(suspect) = self.suspects.get_mut(subject) {
+                suspect.compared_us = now_us;
+            }
+        }
         for _ in 0..TOUCHED_MAX {
             let Some(subject) = self.touched.pop_first() else {
                 break;
@@ -108,7 +159,8 @@ impl Comparison {
         round
     }
 
-    /// Evaluates a comparison: `difference` is chain - ledger.
+    /// Evaluates a comparison: `difference` is chain - ledger. `is_in_flight` matters if
+    /// [`Self::is_due`].
     pub fn judge(
         &mut self,
         subject: &Subject,
@@ -116,17 +168,22 @@ impl Comparison {
         is_in_flight: bool,
         now_us: i64,
     ) -> Verdict {
-        if difference == 0 {
-            let was_break = self.suspects.remove(subject).is_some_and(|of| of.is_break);
-            return match was_break {
-                true => Verdict::Resolved,
-                false => Verdict::NoBreak,
+        let accepted = self.accepted.get(subject).copied();
+        if difference == 0 || accepted == Some(difference) {
+            if self.suspects.get(subject).is_some_and(|of| of.is_break) {
+                return Verdict::Resolved;
+            }
+            self.suspects.remove(subject);
+            return match accepted {
+                Some(_) if difference == 0 => Verdict::Agreed,
+                _ => Verdict::NoBreak,
             };
         }
         let suspect = (self.suspects.entry(subject.clone())).or_insert(Suspect {
             difference,
             since_us: now_us,
             compared_us: now_us,
+            is_suspected: false,
             is_break: false,
         });
         suspect.compared_us = now_us;
@@ -136,8 +193,13 @@ impl Comparison {
         }
         if is_in_flight || suspect.difference != difference {
             (suspect.difference, suspect.since_us) = (difference, now_us);
+            suspect.is_suspected = false;
         }
         if is_in_flight || now_us - suspect.since_us < self.window_us {
+            return Verdict::NoBreak;
+        }
+        if !suspect.is_suspected {
+            suspect.is_suspected = true;
             return Verdict::NoBreak;
         }
         suspect.is_break = true;
@@ -171,10 +233,41 @@ mod tests {
         assert_eq!(judge(6, true, 150), Verdict::NoBreak);
         assert_eq!(judge(6, true, 400), Verdict::NoBreak);
         assert_eq!(judge(6, false, 499), Verdict::NoBreak);
-        assert_eq!(judge(6, false, 500), Verdict::Break);
-        assert_eq!(judge(7, true, 600), Verdict::Known);
-        assert_eq!(judge(0, false, 700), Verdict::Resolved);
-        assert_eq!(judge(0, false, 800), Verdict::NoBreak);
+        // Twice in a row.
+        assert_eq!(judge(6, false, 500), Verdict::NoBreak);
+        assert_eq!(judge(6, true, 501), Verdict::NoBreak);
+        assert_eq!(judge(6, false, 601), Verdict::NoBreak);
+        assert_eq!(judge(6, false, 602), Verdict::Break);
+        assert_eq!(judge(7, true, 700), Verdict::Known);
+        // Until its end is stored.
+        assert_eq!(judge(0, false, 800), Verdict::Resolved);
+        assert_eq!(judge(0, false, 801), Verdict::Resolved);
+        comparison.forget(&anna);
+        assert_eq!(comparison.judge(&anna, 0, false, 900), Verdict::NoBreak);
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_an_accepted_difference_is_none_until_it_changes() {
+        let mut comparison = Comparison::new(0);
+        let anna = subject("anna");
+        assert!(!comparison.is_due(&anna, 5, 0));
+        assert_eq!(comparison.judge(&anna, 5, false, 0), Verdict::NoBreak);
+        assert!(comparison.is_due(&anna, 5, 0) && !comparison.is_due(&anna, 6, 0));
+        assert_eq!(comparison.judge(&anna, 5, false, 1), Verdict::Break);
+        comparison.accept(anna.clone(), 5);
+        assert_eq!(comparison.judge(&anna, 5, false, 2), Verdict::Resolved);
+        comparison.forget(&anna);
+        assert_eq!(comparison.judge(&anna, 5, false, 3), Verdict::NoBreak);
+        assert_eq!(comparison.judge(&anna, 6, false, 4), Verdict::NoBreak);
+        assert_eq!(comparison.judge(&anna, 6, false, 5), Verdict::Break);
+        assert_eq!(comparison.judge(&anna, 0, false, 6), Verdict::Resolved);
+        comparison.forget(&anna);
+        assert_eq!(comparison.judge(&anna, 0, false, 7), Verdict::Agreed);
+        comparison.forget_accepted(&anna);
+        assert_eq!(comparison.judge(&anna, 0, false, 8), Verdict::NoBreak);
+        assert_eq!(comparison.judge(&anna, 5, false, 9), Verdict::NoBreak);
+        assert_eq!(comparison.judge(&anna, 5, false, 10), Verdict::Break);
     }
 
     #[test]

@@ -73,6 +73,10 @@ pub enum Refusal {
     TokenQuarantined,
     #[error("Chain and ledger differ in the instrument")]
     BreakOpen,
+    #[error("Break not found")]
+    BreakNotFound,
+    #[error("Chain and ledger differ by another amount")]
+    BreakChanged,
     #[error("Token is not quarantined")]
     NotQuarantined,
     #[error("Token still has impossible amounts on the chain")]

@@ -133,6 +133,7 @@ const TABLE: &[(&str, Rows)] = &[
             ),
             ("ListChainBalances", STAFF),
             ("ListChainBreaks", STAFF),
+            ("AcceptChainBreak", DUTY),
             ("LiftQuarantine", DUTY),
             ("ListAnchors", STAFF),
             ("ReplayChainTransfers", STAFF),
@@ -317,6 +318,12 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
         When::Partly,
         &[Compliance],
+    ),
+    // A difference between chain and ledger counts as none.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/AcceptChainBreak",
+        When::Always,
+        &[Operator, Compliance],
     ),
     // The registry continues with the chain's balances.
     approved(

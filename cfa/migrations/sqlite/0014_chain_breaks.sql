@@ -18,6 +18,17 @@ CREATE INDEX chain_break_listed ON chain_break (found_at_us, instrument_id, addr
 CREATE INDEX chain_break_of ON chain_break (instrument_id, found_at_us, address);
 CREATE INDEX chain_break_listed_open ON chain_break (found_at_us, instrument_id, address) WHERE cleared_at_us IS NULL;
 
+-- Differences that two persons have accepted: chain - ledger in smallest units.
+CREATE TABLE accepted_difference (
+    instrument_id  TEXT NOT NULL,
+    address        TEXT NOT NULL,
+    units          TEXT NOT NULL,
+    actor          TEXT NOT NULL,
+    reason         TEXT NOT NULL,
+    accepted_at_us INTEGER NOT NULL,
+    PRIMARY KEY (instrument_id, address)
+) WITHOUT ROWID;
+
 -- Ends of the ledger's hash chains, signed and sent to the chain.
 CREATE TABLE ledger_anchor (
     number  INTEGER PRIMARY KEY,

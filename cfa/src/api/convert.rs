@@ -41,6 +41,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::BatchNotFound => status::not_found("BATCH_NOT_FOUND", text),
         Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
         Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
+        Refusal::BreakNotFound => status::not_found("BREAK_NOT_FOUND", text),
         Refusal::BlockNotFound => status::not_found("BLOCK_NOT_FOUND", text),
         Refusal::KycTooLowForWithdrawal | Refusal::KycTooLow => {
             status::failed_precondition("KYC_LEVEL_TOO_LOW", text)
@@ -70,6 +71,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::NotOffered => status::failed_precondition("NOT_OFFERED", text),
         Refusal::TooManyOffers => status::failed_precondition("TOO_MANY_OFFERS", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
+        Refusal::BreakChanged => status::failed_precondition("BREAK_CHANGED", text),
         Refusal::BreakOpen => status::failed_precondition("BREAK_OPEN", text),
         Refusal::NotQuarantined => status::failed_precondition("NOT_QUARANTINED", text),
         Refusal::StillImpossible => status::failed_precondition("STILL_IMPOSSIBLE", text),

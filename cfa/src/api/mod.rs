@@ -297,6 +297,29 @@ impl Api {
         })
     }
 
+    async fn accept_break(
+        &self,
+        context: &RequestMeta,
+        message: &pb::AcceptChainBreakRequest,
+    ) -> Result<(pb::AcceptChainBreakResponse, bool), Status> {
+        let found = self.service.require_instrument(&message.instrument_id);
+        let decimals = found.await.map_err(to_status)?.decimals;
+        let malformed = |text: String| status::invalid_argument("difference", text);
+        let difference = wire::decimal(message.difference.as_ref());
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.rescale(decimals);
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.mantissa();
+        let (id, address) = (&message.instrument_id, &message.address);
+        let accepted =
+            (self.service).accept_break(context, id, address, difference, &message.reason);
+        let (instrument, replayed) = accepted.await.map_err(to_status)?;
+        let answer = pb::AcceptChainBreakResponse {
+            instrument: Some(convert::instrument(&instrument)),
+        };
+        Ok((answer, replayed))
+    }
+
     async fn holders(
         &self,
         caller: &rpc::Caller,
@@ -949,6 +972,18 @@ impl CfaRegistryService for Api {
             anchors: anchors.collect(),
             pagination: Some(pagination),
         }))
+    }
+
+    async fn accept_chain_break(
+        &self,
+        request: Request<pb::AcceptChainBreakRequest>,
+    ) -> Answer<pb::AcceptChainBreakResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (answer, replayed) = self.accept_break(&context, &message).await?;
+        Ok(answered(answer, replayed))
     }
 
     async fn lift_quarantine(

@@ -25,7 +25,7 @@ use types::Decimal;
 
 use crate::error::Error;
 
-pub use breaks::{ChainBreak, OpenParties};
+pub use breaks::{AcceptedDifference, ChainBreak, OpenOperations};
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
 pub use records::{OperationRecord, OperationRecords};

@@ -20,8 +20,13 @@ const TICK: Duration = Duration::from_secs(1);
 /// Gas of a transaction with the bytes of an anchor.
 const GAS: u64 = 100_000;
 
+/// Attempts in a row that may fail since another service or the chain does not answer, before it is
+/// a finding.
+const FAILURES_MAX: u32 = 60;
+
 /// Anchors until shutdown.
 pub async fn run(service: Arc<Service>, key: Key, shutdown: CancellationToken) {
+    let mut failures = 0;
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -32,7 +37,13 @@ pub async fn run(service: Arc<Service>, key: Key, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             anchored = service.anchor_if_due(&key) => anchored,
         };
-        let reason = anchored.as_ref().err().map(ToString::to_string);
+        failures = match &anchored {
+            Ok(()) => 0,
+            Err(error) if error.is_transient() => failures + 1,
+            Err(_) => FAILURES_MAX,
+        };
+        let failed = anchored.as_ref().err().filter(|_| failures >= FAILURES_MAX);
+        let reason = failed.map(ToString::to_string);
         service.health.set_finding("anchor", reason.as_deref());
         log_failure("anchor", "", anchored);
     }

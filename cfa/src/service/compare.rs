@@ -1,12 +1,13 @@
 //! The continuous comparison of chain and ledger per instrument and holder (`design.md` 4).
 //!
 //! Chain figures are read from the chain, not from the registry. A break stays until both sides
-//! agree; its owner is an operator. A break of an issue halts the instrument. A break of CFA-RUB
-//! stops the release of payouts and raises the alarm, and halts no market. A person lifts the halt,
-//! once there is no open break.
+//! agree, or two persons accept its difference; its owner is an operator. A break of an issue halts
+//! the instrument. A break of CFA-RUB stops the release of payouts and raises the alarm, and halts
+//! no market. A person lifts the halt, once there is no open break.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -21,17 +22,23 @@ use crate::compare::{Subject, Verdict};
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, Instrument, InstrumentStatus};
 use crate::peers;
-use crate::repo::{ChainBreak, OpenParties};
+use crate::repo::{AcceptedDifference, ChainBreak, OpenOperations};
 use chain::Address;
 
 /// Holders whose turn it is, per round.
 const IN_TURN: i64 = 16;
+/// Holders per round whose unsettled amounts are asked for. Others wait for the next round.
+const DUE_MAX: usize = 8;
 /// Concurrent reads of the chain.
 const CHAIN_READS: usize = 8;
 /// Who resolves a break.
 pub const OWNER: &str = "operator";
 /// Health finding, and part of the metrics' names.
 const BREAKS: &str = "reconciliation";
+/// Breaks that the health finding names.
+const NAMED_MAX: i64 = 8;
+/// Scope of the idempotency keys of AcceptChainBreak.
+const ACCEPT: &str = "AcceptChainBreak";
 
 /// Compares until shutdown.
 pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
@@ -59,6 +66,12 @@ struct Sides {
     is_unsettled: bool,
 }
 
+impl Sides {
+    fn difference(&self) -> i128 {
+        self.chain.saturating_sub(self.ledger)
+    }
+}
+
 /// What all subjects of a round share.
 struct Round {
     instruments: HashMap<String, Instrument>,
@@ -66,10 +79,22 @@ struct Round {
     users: HashMap<String, String>,
 }
 
+/// What may explain the due differences of a round.
+#[derive(Default)]
+struct InFlight {
+    open: OpenOperations,
+    /// Issues that are being redeemed.
+    redeemed: HashSet<String>,
+    /// Users with unsettled amounts.
+    unsettled: HashSet<String>,
+    /// Users who were not asked for.
+    unasked: HashSet<String>,
+}
+
 impl Service {
-    /// Loads the open breaks of an earlier run.
+    /// Loads the open breaks and the accepted differences of an earlier run.
     pub async fn load_breaks(&self) -> Result<(), Error> {
-        for found in self.repo.open_breaks().await? {
+        for found in self.repo.open_breaks(i64::MAX).await? {
             if let Some(of) = self.repo.instrument(&found.instrument_id).await? {
                 self.comparison().follow(Subject {
                     token: of.contract_address,
@@ -77,8 +102,17 @@ impl Service {
                 });
             }
         }
-        self.show_breaks(&self.repo.open_breaks().await?);
-        Ok(())
+        for accepted in self.repo.accepted_differences().await? {
+            if let Some(of) = self.repo.instrument(&accepted.instrument_id).await? {
+                let subject = Subject {
+                    token: of.contract_address,
+                    address: accepted.address,
+                };
+                self.comparison().accept(subject, accepted.units);
+            }
+        }
+        self.show_breaks(&self.repo.broken_instruments().await?)
+            .await
     }
 
     /// Compares one round of holders and supplies.
@@ -87,38 +121,91 @@ impl Service {
         let touched = self
             .comparison()
             .take_round(self.now_us(), pause_us.saturating_mul(1_000));
-        let mut subjects = touched;
+        let compared = self.compare(touched.clone()).await;
+        if compared.is_err() {
+            self.comparison().put_back(touched);
+        }
+        // Also after a failure: what is known stays shown and halted.
+        let broken = self.repo.broken_instruments().await?;
+        self.show_breaks(&broken).await?;
+        compared.and(self.halt_broken(&broken).await)
+    }
+
+    /// Compares these subjects, and those whose turn it is.
+    async fn compare(&self, mut subjects: BTreeSet<Subject>) -> Result<(), Error> {
         subjects.extend(self.in_turn().await?);
         let round = self.round_of(&subjects).await?;
         subjects.retain(|subject| round.instruments.contains_key(&subject.token));
         let mut sides = self.sides(&subjects, &round).await?;
         self.deduct_burned(&mut sides, &round).await?;
-        let differ = sides.iter().any(|(_, sides)| sides.chain != sides.ledger);
-        // Only if something differs: all of it is small then.
-        let (open, redeemed) = match differ {
-            true => (
-                self.repo.open_parties().await?,
-                self.repo.redeemed_instruments().await?,
-            ),
-            false => (None, HashSet::new()),
-        };
+        let in_flight = self.in_flight(&sides).await?;
         for (subject, sides) in &sides {
+            if in_flight.unasked.contains(&sides.user_id) {
+                continue;
+            }
             let instrument = &round.instruments[&subject.token];
-            let is_redeemed = match instrument.instrument_id.as_str() {
-                CFA_RUB => !redeemed.is_empty(),
-                id => redeemed.contains(id),
-            };
-            let is_in_flight =
-                is_redeemed || sides.is_unsettled || is_open(&open, subject, instrument, sides);
-            let difference = sides.chain.saturating_sub(sides.ledger);
-            let verdict = self
-                .comparison()
-                .judge(subject, difference, is_in_flight, self.now_us());
-            self.on_verdict(verdict, subject, instrument, sides).await?;
+            let is_in_flight = in_flight.explains(subject, instrument, sides);
+            loop {
+                let difference = sides.difference();
+                let now_us = self.now_us();
+                let verdict = self
+                    .comparison()
+                    .judge(subject, difference, is_in_flight, now_us);
+                self.on_verdict(verdict, subject, instrument, sides).await?;
+                // An accepted difference may have gone with the break.
+                if verdict != Verdict::Resolved {
+                    break;
+                }
+            }
         }
-        let open = self.repo.open_breaks().await?;
-        self.show_breaks(&open);
-        self.halt_broken(&open).await
+        Ok(())
+    }
+
+    /// Reads what may explain the differences that are due. Nothing is read if there are none.
+    async fn in_flight(&self, sides: &[(Subject, Sides)]) -> Result<InFlight, Error> {
+        let now_us = self.now_us();
+        let is_due = |(subject, of): &&(Subject, Sides)| {
+            (self.comparison()).is_due(subject, of.difference(), now_us)
+        };
+        let due: Vec<&Sides> = (sides.iter().filter(is_due)).map(|(_, of)| of).collect();
+        if due.is_empty() {
+            return Ok(InFlight::default());
+        }
+        let users: BTreeSet<&str> = (due.iter())
+            .filter(|of| !of.is_unsettled && !of.user_id.is_empty())
+            .map(|of| of.user_id.as_str())
+            .collect();
+        let mut in_flight = InFlight {
+            open: self.repo.open_operations().await?,
+            redeemed: self.repo.redeemed_instruments().await?,
+            ..InFlight::default()
+        };
+        let context = caused_by("");
+        let (house, users): (Vec<&str>, Vec<&str>) =
+            users.into_iter().partition(|user| is_house(user));
+        if !house.is_empty() {
+            // House accounts have a part in every trade.
+            let all = self.peers.ledger.trial_balance(&context).await?;
+            if all.iter().any(|of| !of.unsettled.is_zero()) {
+                in_flight
+                    .unsettled
+                    .extend(house.into_iter().map(str::to_owned));
+            }
+        }
+        // A seller's money and a buyer's units are unsettled in another sub-account than the one
+        // that the trade debits.
+        for (place, user) in users.into_iter().enumerate() {
+            if place >= DUE_MAX {
+                in_flight.unasked.insert(user.to_owned());
+                continue;
+            }
+            let ledger = &self.peers.ledger;
+            let rows = ledger.sub_accounts_of_user(&context, user).await?;
+            if rows.iter().any(|row| !row.unsettled.is_zero()) {
+                in_flight.unsettled.insert(user.to_owned());
+            }
+        }
+        Ok(in_flight)
     }
 
     /// The next holders in turn, with the supplies of their tokens; after the last one the first.
@@ -242,9 +329,7 @@ impl Service {
             };
             (subject, sides)
         });
-        let mut sides: Vec<(Subject, Sides)> = sides.collect();
-        self.note_unsettled(&mut sides).await?;
-        Ok(sides)
+        Ok(sides.collect())
     }
 
     /// Deducts redemptions that are burned and not paid from the ledger's side of CFA-RUB. Without
@@ -277,41 +362,6 @@ impl Service {
         Ok(())
     }
 
-    /// A seller's money and a buyer's units are unsettled in another sub-account than the one that
-    /// the trade debits: asks for those of the holders that differ.
-    async fn note_unsettled(&self, sides: &mut [(Subject, Sides)]) -> Result<(), Error> {
-        let differs = |of: &Sides| of.chain != of.ledger && !of.is_unsettled;
-        let mut asked: BTreeMap<String, bool> = BTreeMap::new();
-        for (_, of) in sides.iter().filter(|(_, of)| differs(of)) {
-            // A supply has no holder, and no trade changes it.
-            if !of.user_id.is_empty() {
-                asked.insert(of.user_id.clone(), false);
-            }
-        }
-        let context = caused_by("");
-        let is_system = |user: &str| user.starts_with("system:");
-        if asked.keys().any(|user| is_system(user)) {
-            // House accounts have a part in every trade.
-            let all = self.peers.ledger.trial_balance(&context).await?;
-            let is_unsettled = all.iter().any(|of| !of.unsettled.is_zero());
-            for (_, value) in asked.iter_mut().filter(|(user, _)| is_system(user)) {
-                *value = is_unsettled;
-            }
-        }
-        for (user, is_unsettled) in asked.iter_mut().filter(|(user, _)| !is_system(user)) {
-            let rows = self
-                .peers
-                .ledger
-                .sub_accounts_of_user(&context, user)
-                .await?;
-            *is_unsettled = rows.iter().any(|row| !row.unsettled.is_zero());
-        }
-        for (_, of) in sides.iter_mut() {
-            of.is_unsettled |= asked.get(&of.user_id).copied().unwrap_or_default();
-        }
-        Ok(())
-    }
-
     /// Stores what a comparison found.
     async fn on_verdict(
         &self,
@@ -321,10 +371,7 @@ impl Service {
         sides: &Sides,
     ) -> Result<(), Error> {
         let (id, now_us) = (&instrument.instrument_id, self.now_us());
-        let place = match subject.address.as_str() {
-            "" => "supply",
-            address => address,
-        };
+        let place = place_of(&subject.address);
         let record = |action, reason: &str| {
             let correlation_id = format!("break:{id}:{place}");
             publish::audit(
@@ -343,12 +390,26 @@ impl Service {
             Verdict::NoBreak => {}
             Verdict::Resolved => {
                 let events = [record("break.cleared", &amounts)];
-                self.repo
-                    .clear_break(id, &subject.address, now_us, &events)
-                    .await?;
+                let cleared = self.repo.clear_break(id, &subject.address, now_us, &events);
+                cleared.await?;
+                self.comparison().forget(subject);
                 tracing::info!(instrument_id = id, place, "break cleared");
             }
+            Verdict::Agreed => {
+                let events = [record("difference.gone", &amounts)];
+                let removed = self.repo.remove_accepted(id, &subject.address, &events);
+                removed.await?;
+                self.comparison().forget_accepted(subject);
+                tracing::info!(instrument_id = id, place, "accepted difference has gone");
+            }
             Verdict::Break | Verdict::Known => {
+                // The acceptance may be stored and not noted yet.
+                let accepted = self.repo.accepted_difference(id, &subject.address).await?;
+                if accepted == Some(sides.difference()) {
+                    let subject = subject.clone();
+                    self.comparison().accept(subject, sides.difference());
+                    return Ok(());
+                }
                 let found = ChainBreak {
                     instrument_id: id.clone(),
                     address: subject.address.clone(),
@@ -374,55 +435,117 @@ impl Service {
         Ok(())
     }
 
-    /// Shows the open breaks in health and metrics, and stops or resumes payouts.
-    fn show_breaks(&self, open: &[ChainBreak]) {
-        const NAMED_MAX: usize = 8;
-        let is_of_money = open.iter().any(|of| of.instrument_id == CFA_RUB);
-        self.is_money_broken
-            .store(is_of_money, std::sync::atomic::Ordering::Release);
-        let named = open.iter().take(NAMED_MAX).map(|of| {
-            let place = match of.address.as_str() {
-                "" => "supply",
-                address => address,
-            };
-            let (id, chain, ledger) = (&of.instrument_id, of.chain_units, of.ledger_units);
+    /// Shows the open breaks in health and metrics, and stops or resumes payouts. `broken`:
+    /// instrument, number of its open breaks, time of the oldest.
+    async fn show_breaks(&self, broken: &[(String, i64, i64)]) -> Result<(), Error> {
+        let is_of_money = broken.iter().any(|(id, ..)| id == CFA_RUB);
+        self.is_money_broken.store(is_of_money, Ordering::Release);
+        let count: i64 = broken.iter().map(|(_, count, _)| count).sum();
+        metrics::gauge!("cfa_reconciliation_breaks_open").set(count as f64);
+        let oldest = broken.iter().map(|(.., found_at_us)| *found_at_us).min();
+        let age_us = oldest.map_or(0, |found_at_us| self.now_us() - found_at_us);
+        metrics::gauge!("cfa_reconciliation_break_age_seconds").set(age_us.max(0) as f64 / 1e6);
+        if count == 0 {
+            self.health.set_finding(BREAKS, None);
+            return Ok(());
+        }
+        let first = self.repo.open_breaks(NAMED_MAX).await?;
+        let named = first.iter().map(|of| {
+            let (id, place) = (&of.instrument_id, place_of(&of.address));
+            let (chain, ledger) = (of.chain_units, of.ledger_units);
             format!("{id} {place}: chain {chain}, ledger {ledger}")
         });
         let named = named.collect::<Vec<_>>().join("; ");
-        let reason = match open.len() {
-            0 => None,
-            count => Some(format!("{count} open breaks: {named}")),
-        };
-        self.health.set_finding(BREAKS, reason.as_deref());
-        metrics::gauge!("cfa_reconciliation_breaks_open").set(open.len() as f64);
-        let oldest_us = open.first().map_or(0, |of| self.now_us() - of.found_at_us);
-        metrics::gauge!("cfa_reconciliation_break_age_seconds").set(oldest_us.max(0) as f64 / 1e6);
+        let reason = format!("{count} open breaks: {named}");
+        self.health.set_finding(BREAKS, Some(&reason));
+        Ok(())
     }
 
     /// Halts the instruments of open breaks. Repeated until it is done.
-    async fn halt_broken(&self, open: &[ChainBreak]) -> Result<(), Error> {
-        let mut oldest: BTreeMap<&str, i64> = BTreeMap::new();
-        for of in open.iter().filter(|of| of.instrument_id != CFA_RUB) {
-            oldest.entry(&of.instrument_id).or_insert(of.found_at_us);
+    async fn halt_broken(&self, broken: &[(String, i64, i64)]) -> Result<(), Error> {
+        let mut failed = Ok(());
+        for (instrument_id, _, found_at_us) in broken.iter().filter(|(id, ..)| id != CFA_RUB) {
+            let halted = self.halt(instrument_id, *found_at_us).await;
+            failed = halted.and(failed);
         }
-        for (instrument_id, found_at_us) in oldest {
-            let instrument = self.require_instrument(instrument_id).await?;
-            if instrument.status != InstrumentStatus::Active {
-                continue;
-            }
-            let meta = RequestMeta {
-                idempotency_key: format!("break:{instrument_id}:{found_at_us}"),
-                correlation_id: format!("break:{instrument_id}"),
-                actor: peers::SOURCE.to_owned(),
-                digest: 0,
-            };
-            let halt = InstrumentChange {
-                status: Some(InstrumentStatus::Halted),
-                ..InstrumentChange::default()
-            };
-            self.update_instrument(&meta, instrument_id, halt).await?;
+        failed
+    }
+
+    async fn halt(&self, instrument_id: &str, found_at_us: i64) -> Result<(), Error> {
+        let instrument = self.require_instrument(instrument_id).await?;
+        if instrument.status != InstrumentStatus::Active {
+            return Ok(());
         }
+        let meta = RequestMeta {
+            idempotency_key: format!("break:{instrument_id}:{found_at_us}"),
+            correlation_id: format!("break:{instrument_id}"),
+            actor: peers::SOURCE.to_owned(),
+            digest: 0,
+        };
+        let halt = InstrumentChange {
+            status: Some(InstrumentStatus::Halted),
+            ..InstrumentChange::default()
+        };
+        self.update_instrument(&meta, instrument_id, halt).await?;
         Ok(())
+    }
+
+    /// Ends an open break whose difference is explained: it counts as none until it changes. The
+    /// instrument stays halted. `difference`: chain - ledger in smallest units. True: a repeat.
+    ///
+    /// # Errors
+    /// `BreakNotFound`: there is no open break. `BreakChanged`: it has another difference.
+    pub async fn accept_break(
+        &self,
+        meta: &RequestMeta,
+        instrument_id: &str,
+        address: &str,
+        difference: i128,
+        reason: &str,
+    ) -> Result<(Instrument, bool), Error> {
+        let _lock = self.object_locks.lock(instrument_id).await;
+        if let Some(accepted) = self.stored_answer(meta, ACCEPT).await? {
+            return Ok((self.require_instrument(&accepted).await?, true));
+        }
+        let instrument = self.require_instrument(instrument_id).await?;
+        let found = self.repo.open_break(instrument_id, address).await?;
+        let found = found.ok_or(Refusal::BreakNotFound)?;
+        if found.chain_units.saturating_sub(found.ledger_units) != difference {
+            return Err(Refusal::BreakChanged.into());
+        }
+        let accepted = AcceptedDifference {
+            instrument_id: instrument_id.to_owned(),
+            address: address.to_owned(),
+            units: difference,
+            actor: meta.actor.clone(),
+            reason: reason.to_owned(),
+            accepted_at_us: self.now_us(),
+        };
+        let mut tx = self.repo.begin().await?;
+        self.repo
+            .accept_difference_in_tx(&mut tx, &accepted)
+            .await?;
+        let record = publish::audit(
+            "break.accepted",
+            instrument_id,
+            &meta.actor,
+            "",
+            &format!("{}: difference {difference}", place_of(address)),
+            reason,
+            &meta.correlation_id,
+            accepted.accepted_at_us,
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        self.store_call_in_tx(&mut tx, meta, ACCEPT, instrument_id)
+            .await?;
+        tx.commit().await?;
+        let subject = Subject {
+            token: instrument.contract_address.clone(),
+            address: address.to_owned(),
+        };
+        self.comparison().accept(subject, difference);
+        tracing::info!(actor = meta.actor, instrument_id, "break accepted");
+        Ok((instrument, false))
     }
 
     /// # Errors
@@ -434,18 +557,9 @@ impl Service {
         }
     }
 
-    /// # Errors
-    /// `Unavailable` while chain and ledger differ in CFA-RUB: the sweep releases the payout later.
-    pub(super) fn require_money_agrees(&self) -> Result<(), Error> {
-        match self
-            .is_money_broken
-            .load(std::sync::atomic::Ordering::Acquire)
-        {
-            true => Err(Error::Unavailable(
-                "Payouts while CFA-RUB has an open break",
-            )),
-            false => Ok(()),
-        }
+    /// True while chain and ledger differ in CFA-RUB: no payout is released.
+    pub(super) fn is_money_broken(&self) -> bool {
+        self.is_money_broken.load(Ordering::Acquire)
     }
 
     pub(super) fn comparison(&self) -> std::sync::MutexGuard<'_, crate::compare::Comparison> {
@@ -453,17 +567,33 @@ impl Service {
     }
 }
 
-/// Whether an open operation may explain the difference of a subject.
-fn is_open(open: &OpenParties, subject: &Subject, instrument: &Instrument, sides: &Sides) -> bool {
-    let Some(open) = open else {
-        return true;
-    };
-    // A supply, an issuer's money and a house account change with the operations of any user.
-    let is_shared = subject.address.is_empty()
-        || sides.user_id.starts_with("system:")
-        || sides.user_id == instrument.issuer_id;
-    match is_shared {
-        true => !open.is_empty(),
-        false => open.contains(&sides.user_id),
+impl InFlight {
+    /// Whether something that is not final may explain the difference of a subject.
+    fn explains(&self, subject: &Subject, instrument: &Instrument, sides: &Sides) -> bool {
+        let id = instrument.instrument_id.as_str();
+        let is_redeemed = match id {
+            CFA_RUB => !self.redeemed.is_empty(),
+            id => self.redeemed.contains(id),
+        };
+        let is_open = match subject.address.as_str() {
+            // No transfer and no trade changes a supply.
+            "" => self.open.instruments.contains(id),
+            _ if is_house(&sides.user_id) => !self.open.users.is_empty(),
+            _ => self.open.users.contains(&sides.user_id),
+        };
+        let is_unsettled = sides.is_unsettled || self.unsettled.contains(&sides.user_id);
+        is_redeemed || is_open || is_unsettled || self.open.is_cut
+    }
+}
+
+fn is_house(user_id: &str) -> bool {
+    user_id.starts_with("system:")
+}
+
+/// A break's place, in texts.
+fn place_of(address: &str) -> &str {
+    match address {
+        "" => "supply",
+        address => address,
     }
 }

@@ -22,7 +22,11 @@ use testkit::plans::{self, Allowed};
 
 use crate::world::*;
 
-const ALLOWED: [Allowed; 7] = [
+const ALLOWED: [Allowed; 8] = [
+    Allowed {
+        statement: "SELECT * FROM accepted_difference",
+        reason: "one row per difference that two persons have accepted, read at startup",
+    },
     Allowed {
         statement: "FROM registry_quarantine",
         reason: "one row per token with impossible transfers",
@@ -257,6 +261,29 @@ async fn lists(world: &mut World, tx_hash: String) {
     }
 }
 
+/// Accepts the difference of an open break.
+async fn accept(world: &mut World, found: &pb::ChainBreak) {
+    let value = |of: &Option<common::Decimal>| -> types::Decimal {
+        let text = of.as_ref().map(|of| of.value.clone());
+        text.expect("an amount").parse().expect("a number")
+    };
+    let difference = value(&found.on_chain).checked_sub(value(&found.in_ledger));
+    let request = pb::AcceptChainBreakRequest {
+        context: context(&key()),
+        instrument_id: found.instrument_id.clone(),
+        address: found.address.clone(),
+        difference: Some(common::Decimal {
+            value: difference.expect("in range").to_string(),
+        }),
+        reason: "test".into(),
+    };
+    world
+        .cfa
+        .accept_chain_break(request)
+        .await
+        .expect("accepted");
+}
+
 /// A difference between chain and ledger, and the lists of what the comparison and the anchors
 /// store.
 async fn compare(world: &mut World) {
@@ -290,6 +317,13 @@ async fn compare(world: &mut World) {
         .expect("listed");
     let request = pb::ListAnchorsRequest::default();
     world.cfa.list_anchors(request).await.expect("listed");
+    let request = pb::ListChainBreaksRequest {
+        open_only: true,
+        ..Default::default()
+    };
+    let listed = world.cfa.list_chain_breaks(request).await.expect("listed");
+    let found = listed.into_inner().breaks.remove(0);
+    accept(world, &found).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -297,12 +331,7 @@ async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
     // Before startup: the log's first write may follow at any time.
     plans::record();
-    let settings = Settings {
-        compare_ms: Some((10, 200)),
-        anchor_interval_s: Some(1),
-        ..Settings::default()
-    };
-    let mut world = World::with(folder.path(), settings).await;
+    let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "10000.00").await;
     world.deposit("issuer", "200000.00").await;
@@ -313,7 +342,6 @@ async fn no_statement_scans_a_table() {
     world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
     lists(&mut world, burn.onchain_tx_hash).await;
-    compare(&mut world).await;
     world
         .double
         .with(|state| state.limit_refusal = Some("Daily limit".into()));
@@ -328,6 +356,15 @@ async fn no_statement_scans_a_table() {
     let refused = refused.into_inner().operation.expect("operation");
     assert_eq!(refused.status(), common::OperationStatus::Rejected);
     assert_eq!(operations_of(&mut world, "refused").await, [refused]);
+    world.stop().await;
+    // The trades were not posted to the ledger, so chain and ledger differ.
+    let settings = Settings {
+        compare_ms: Some((10, 200)),
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    compare(&mut world).await;
     world.stop().await;
 
     // The service's stores, and those of the embedded log and the embedded chain.
@@ -394,6 +431,9 @@ async fn no_statement_scans_a_table() {
         "FROM operation AS o INDEXED BY operation_open",
         "FROM chain_break WHERE cleared_at_us IS NULL",
         "FROM chain_break WHERE instrument_id = ?",
+        "FROM chain_break WHERE instrument_id = $1 AND address = $2",
+        "UPDATE chain_break SET cleared_at_us",
+        "INSERT INTO accepted_difference",
         "FROM ledger_anchor WHERE number <",
         "INSERT INTO inbox",
         "FROM submission WHERE",

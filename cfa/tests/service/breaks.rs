@@ -194,6 +194,71 @@ async fn r188_a_break_of_money_stops_payouts_and_halts_no_market() {
     world.stop().await;
 }
 
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_an_explained_difference_is_accepted_by_its_amount_and_watched() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    mint(&mut world, "BOND-1", 5).await;
+    finding(&world, true).await;
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    for _ in 0..3_000 {
+        if breaks(&mut world, true).await.len() == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let accept = |address: &str, difference: &str, key: &str| pb::AcceptChainBreakRequest {
+        context: context(key),
+        instrument_id: "BOND-1".into(),
+        address: address.into(),
+        difference: Some(proto::common::v1::Decimal {
+            value: difference.into(),
+        }),
+        reason: "minted by hand, document 7".into(),
+    };
+    // One person accepts nothing, and what is accepted is named by its amount.
+    let mut operator = world.as_caller("sandbox.operator.anna");
+    let refused = operator.accept_chain_break(accept("", "5", &key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "APPROVAL_REQUIRED");
+    let refused = world.cfa.accept_chain_break(accept("", "4", &key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "BREAK_CHANGED");
+    let other = Address::of_user("bob").to_string();
+    let refused = world.cfa.accept_chain_break(accept(&other, "5", &key()));
+    let refused = refused.await.expect_err("refused");
+    assert_eq!(reason(&refused), "BREAK_NOT_FOUND");
+
+    let alice = Address::of_user("alice").to_string();
+    for address in ["", alice.as_str()] {
+        let request = accept(address, "5", &key());
+        let first = world.cfa.accept_chain_break(request.clone()).await;
+        first.expect("accepted");
+        let again = world.cfa.accept_chain_break(request).await;
+        again.expect("a repeat");
+    }
+    finding(&world, false).await;
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Halted);
+    let lifted = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
+    lifted.expect("lifted");
+    world.stop().await;
+
+    // A restart keeps the acceptance. Another difference is a break.
+    let mut world = compared(folder.path()).await;
+    mint(&mut world, "BOND-1", 1).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    // So is the former one, once it has gone.
+    burn(&mut world, "BOND-1", 6).await;
+    finding(&world, false).await;
+    mint(&mut world, "BOND-1", 5).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    world.stop().await;
+}
+
 fn lift(key: &str) -> pb::LiftQuarantineRequest {
     pb::LiftQuarantineRequest {
         context: context(key),

@@ -128,6 +128,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "holders" "list" "ListHolders";
         "holders" "on-chain" "ListChainBalances";
         "chain" "breaks" "ListChainBreaks";
+        "chain" "accept-break" "AcceptChainBreak";
         "chain" "anchors" "ListAnchors";
         "instrument" "lift-quarantine" "LiftQuarantine";
         "chain" "transfers" "ReplayChainTransfers";

@@ -240,6 +240,7 @@ impl CfaRegistryService for Registry {
         list_chain_balances: ListChainBalancesRequest => ListChainBalancesResponse,
         list_chain_breaks: ListChainBreaksRequest => ListChainBreaksResponse,
         list_anchors: ListAnchorsRequest => ListAnchorsResponse,
+        accept_chain_break: AcceptChainBreakRequest => AcceptChainBreakResponse,
         lift_quarantine: LiftQuarantineRequest => LiftQuarantineResponse,
         replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
