@@ -5,9 +5,9 @@
 //! differ, those that the chain's events touched, and some of all subjects in turn, each up to a
 //! limit. So its cost does not depend on the number of holders, and every holder has its turn.
 //!
-//! Ledger and chain change one after the other. A difference that has stayed the same for the window
-//! is *due*: the caller finds out whether it is in flight, that is whether an operation or a trade
-//! of the holder is open. If it is, the window starts anew, as it does for a difference that
+//! Ledger and chain change one after the other. A difference that has stayed the same for the
+//! window is *due*: the caller finds out whether it is in flight, that is whether an operation or a
+//! trade of the holder is open. If it is, the window starts anew, as it does for a difference that
 //! changes: a fault of a holder who trades without pause becomes a break at the first pause. If it
 //! is not, twice in a row, the difference is a break. Once is not enough: an operation may end
 //! between the reads of both sides and of the open operations.

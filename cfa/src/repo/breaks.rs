@@ -321,8 +321,8 @@ impl Repo {
         Ok(found.await?)
     }
 
-    /// Open operations that are neither a trade nor part of a maturing issue's redemption. Leaves out
-    /// redemptions at rest: those that compliance has stopped (status 11), and those of
+    /// Open operations that are neither a trade nor part of a maturing issue's redemption. Leaves
+    /// out redemptions at rest: those that compliance has stopped (status 11), and those of
     /// [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or the payout has
     /// ended (`fact_payout` 3 and above).
     pub async fn open_operations(&self) -> Result<OpenOperations, Error> {

@@ -2,25 +2,25 @@
 //!
 //! Each row of a sealed table has a seal in the same file: an HMAC-SHA256 over its table, its key
 //! and its columns. `seal_total` has their number and their sum modulo 2^256, sealed too, so a row
-//! that is deleted together with its seal is found. A *summed* table has a total alone: an alteration
-//! is found, and its table is named, not its row. Seals show an alteration. They do not prevent it,
-//! and a person who reads the key can forge them.
+//! that is deleted together with its seal is found. A *summed* table has a total alone: an
+//! alteration is found, and its table is named, not its row. Seals show an alteration. They do not
+//! prevent it, and a person who reads the key can forge them.
 //!
-//! The writer's connection notes written rows by triggers in its temporary database, and the commit
-//! seals them in the same transaction. So no statement of a service knows of seals, and a rollback
-//! or a crash takes rows and seals back together. Another program has no such triggers: its writes
-//! leave wrong seals. `INSERT OR REPLACE` fires no trigger for the rows that it removes, so services
-//! do not use it.
+//! The writer's connection notes written rows by triggers in its temporary database, and the
+//! commit seals them in the same transaction. So no statement of a service knows of seals, and a
+//! rollback or a crash undoes rows and seals together. Another program has no such triggers: its
+//! writes leave wrong seals. `INSERT OR REPLACE` fires no trigger for the rows that it removes, so
+//! services do not use it.
 //!
 //! Cost: one statement per write transaction, and five per table that it writes. A sealed row costs
 //! one more row. Tables with a row per trade have neither seal nor total ([`Sealing::exempt`],
 //! [`Sealing::partly`]) and are checked by other means. Tables with a row per order or per batch of
 //! trades are summed, which adds no row.
 //!
-//! The key is a file beside the store. It exists from the commit of the first seals on. A start that
-//! finds a key without seals, or seals without a key, keeps a finding in `altered_rows`, as does a
-//! migration for rows that differ before it. [`accept`] ends findings: it removes seals and key, and
-//! the next start seals the rows as they are, with a new key.
+//! The key is a file beside the store. It exists from the commit of the first seals on. A start
+//! that finds a key without seals, or seals without a key, keeps a finding in `altered_rows`, as
+//! does a migration for rows that differ before it. [`accept`] ends findings: it removes seals and
+//! key, and the next start seals the rows as they are, with a new key.
 //!
 //! | file | contents |
 //! |---|---|

@@ -31,8 +31,8 @@ pub fn command() -> Command {
 /// Runs `platform data`.
 ///
 /// # Errors
-/// `accept`, `accept-rows`: the folder is in use, has nothing to accept, or lacks a part. `check`: a
-/// store cannot be read, or has altered rows.
+/// `accept`, `accept-rows`: the folder is in use. `accept`: there is nothing to accept, or a part
+/// is missing. `check`: a store cannot be read, or has altered rows.
 pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(
         config.data_dir.is_dir(),
