@@ -85,6 +85,16 @@ pub enum Refusal {
     LimitExceeded(String),
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
+    #[error("Chain and ledger differ in the instrument")]
+    BreakOpen,
+    #[error("Break not found")]
+    BreakNotFound,
+    #[error("Chain and ledger differ by another amount")]
+    BreakChanged,
+    #[error("Token is not quarantined")]
+    NotQuarantined,
+    #[error("Token still has impossible amounts on the chain")]
+    StillImpossible,
     #[error("Another user has the same on-chain address")]
     AddressTaken,
     #[error("{field}: {why}")]

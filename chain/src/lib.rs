@@ -41,7 +41,7 @@ pub use address::{Address, ParseHexError, TxHash, keccak256};
 pub use api::{block_not_found, chain_status};
 pub use connector::{
     BlockInfo, ChainError, Connector, FailedTrade, Receipt, ReceiptStatus, Submission,
-    TokenTransfer,
+    TokenTransfer, known_transactions,
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 pub use dev::StoreError;
@@ -157,6 +157,29 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
+/// The connector's store, with the tables whose rows have seals.
+pub fn sealed_store(config: &ChainConfig) -> events::SealedStore {
+    const READ_BLOCK: &str = "hashes of read blocks, compared with the chain at each block";
+    static SEALING: events::Sealing = events::Sealing {
+        exempt: &[
+            (
+                "attempt",
+                "signed transactions: a changed one is invalid, and its hash another",
+            ),
+            ("cursor", READ_BLOCK),
+            ("unconfirmed", READ_BLOCK),
+        ],
+        partly: &[],
+        columns: &[],
+        summed: &[("submission", "one per batch of trades")],
+    };
+    events::SealedStore {
+        name: "chain",
+        path: config.data_dir.join("connector.sqlite"),
+        sealing: &SEALING,
+    }
+}
+
 /// Opens the chain, loads the next nonce, and starts the watcher, the upkeep of transactions and
 /// the outbox relay. All tasks stop on `shutdown`.
 pub fn start_chain(
@@ -192,8 +215,8 @@ pub fn start_chain(
                 (RpcClient::new(chain.clone(), true), Some(chain))
             }
         };
-        let db = events::sqlite::Sqlite::open(config.data_dir.join("connector.sqlite"), &MIGRATOR)
-            .await?;
+        let store = sealed_store(&config);
+        let db = events::Sqlite::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
         let settings = settings(&config);
         let connector =
             Connector::connect(client, config.chain_id, signer, settings, db.clone()).await?;

@@ -524,9 +524,18 @@ fn watch_market(
 
 /// Mirrors one service's health parts in another's.
 async fn mirror_health(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
-    let mut failing = from.watch();
+    let (mut failing, mut findings) = (from.watch(), from.watch_findings());
     let mut mirrored = rpc::health::Failing::new();
+    let mut found = rpc::health::Failing::new();
     loop {
+        let now = findings.borrow_and_update().clone();
+        for (kind, reason) in &now {
+            into.set_finding(kind, Some(reason));
+        }
+        for kind in found.keys().filter(|kind| !now.contains_key(*kind)) {
+            into.set_finding(kind, None);
+        }
+        found = now;
         let now = failing.borrow_and_update().clone();
         for (part, reason) in &now {
             into.set_failing(part, reason);
@@ -537,6 +546,7 @@ async fn mirror_health(from: rpc::Health, into: rpc::Health, until: Cancellation
         mirrored = now;
         tokio::select! {
             changed = failing.changed() => if changed.is_err() { return },
+            changed = findings.changed() => if changed.is_err() { return },
             () = until.cancelled() => return,
         }
     }

@@ -35,4 +35,4 @@ mod worker;
 
 pub use alert::AlertSinks;
 pub use config::PaymentsConfig;
-pub use start::{Error, PaymentsDeps, PaymentsHandle, start, verify_audit};
+pub use start::{Error, PaymentsDeps, PaymentsHandle, sealed_store, start, verify_audit};

@@ -73,6 +73,15 @@ pub struct PaymentsHandle {
     relay_shutdown: CancellationToken,
 }
 
+/// The store, all of whose rows have seals.
+pub fn sealed_store(config: &PaymentsConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "payments",
+        path: file(config),
+        sealing: &events::Sealing::ALL,
+    }
+}
+
 /// Opens the store and starts the workers. They stop when `shutdown` is cancelled.
 ///
 /// # Errors
@@ -84,7 +93,8 @@ pub fn start(
 ) -> BoxFuture<'static, Result<PaymentsHandle, Error>> {
     Box::pin(async move {
         purpose_code::check(&config.requisites, &config.deposit_purpose)?;
-        let db = events::Sqlite::open(file(&config), &MIGRATOR).await?;
+        let store = sealed_store(&config);
+        let db = events::Sqlite::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
         let keys = Keys::load_or_create(&config.keys_dir)?;
         let bank = BankClient::new(
             &config.bank_url,

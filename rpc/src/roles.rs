@@ -91,6 +91,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
             ("ListAuditRecords", STAFF),
+            ("GetChainHead", STAFF),
         ],
     ),
     (
@@ -131,6 +132,11 @@ const TABLE: &[(&str, Rows)] = &[
                     Service,
                 ],
             ),
+            ("ListChainBalances", STAFF),
+            ("ListChainBreaks", STAFF),
+            ("AcceptChainBreak", DUTY),
+            ("LiftQuarantine", DUTY),
+            ("ListAnchors", STAFF),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
@@ -319,6 +325,18 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
         When::Partly,
         &[Compliance],
+    ),
+    // A difference between chain and ledger counts as none.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/AcceptChainBreak",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    // The registry continues with the chain's balances.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftQuarantine",
+        When::Always,
+        &[Operator, Compliance],
     ),
     approved(
         "dfa.payments.v1.PaymentsService/CancelPayout",

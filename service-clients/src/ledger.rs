@@ -62,6 +62,17 @@ pub struct SubAccount {
     pub instrument_id: String,
     pub balance: Decimal,
     pub held: Decimal,
+    /// Credited by operations that are not final.
+    pub unsettled: Decimal,
+}
+
+/// The last block of the audit chain and the last audit record. Hashes in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainHead {
+    pub block: u64,
+    pub hash: String,
+    pub record: u64,
+    pub record_hash: String,
 }
 
 /// Remaining amount and destination of an active hold.
@@ -392,6 +403,43 @@ impl LedgerClient {
         .await
     }
 
+    /// The ends of the audit chains.
+    #[boxed]
+    pub async fn chain_head(&self, context: &Context) -> Answer<ChainHead> {
+        let request = pb::GetChainHeadRequest {
+            context: self.peer.context(context),
+        };
+        let head = self.peer.call(request, call!(get_chain_head)).await?;
+        Ok(ChainHead {
+            block: head.block,
+            hash: head.hash,
+            record: head.record,
+            record_hash: head.record_hash,
+        })
+    }
+
+    /// All sub-accounts of a user.
+    #[boxed]
+    pub async fn sub_accounts_of_user(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Answer<Vec<SubAccount>> {
+        all_pages(|pagination| {
+            let request = pb::ListSubAccountsRequest {
+                context: self.peer.context(context),
+                user_id: user_id.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_sub_accounts)).await?;
+                Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
+            }
+        })
+        .await
+    }
+
     /// The existing sub-accounts with these ids, in any order. Makes one call per 1000 ids.
     #[boxed]
     pub async fn sub_accounts_by_id(
@@ -421,6 +469,7 @@ impl LedgerClient {
             Ok(SubAccount {
                 balance: self.read_or_zero(row.balance.as_ref())?,
                 held: self.read_or_zero(row.held.as_ref())?,
+                unsettled: self.read_or_zero(row.unsettled.as_ref())?,
                 subaccount_id: row.subaccount_id,
                 instrument_id: row.instrument_id,
             })

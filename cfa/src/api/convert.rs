@@ -44,6 +44,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::BatchNotFound => status::not_found("BATCH_NOT_FOUND", text),
         Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
         Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
+        Refusal::BreakNotFound => status::not_found("BREAK_NOT_FOUND", text),
         Refusal::BlockNotFound => status::not_found("BLOCK_NOT_FOUND", text),
         Refusal::KycTooLowForWithdrawal | Refusal::KycTooLow => {
             status::failed_precondition("KYC_LEVEL_TOO_LOW", text)
@@ -81,6 +82,10 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PlacementOnly => status::failed_precondition("PLACEMENT_ONLY", text),
         Refusal::LimitExceeded(_) => status::failed_precondition("LIMIT_EXCEEDED", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
+        Refusal::BreakChanged => status::failed_precondition("BREAK_CHANGED", text),
+        Refusal::BreakOpen => status::failed_precondition("BREAK_OPEN", text),
+        Refusal::NotQuarantined => status::failed_precondition("NOT_QUARANTINED", text),
+        Refusal::StillImpossible => status::failed_precondition("STILL_IMPOSSIBLE", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
     }

@@ -12,30 +12,42 @@ use std::time::Duration;
 
 use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1 as pb;
+use proto::checks::{ID_BYTES_MAX, id_problem};
 use proto::convert as wire;
 use rpc::Role;
 use rpc::context::answered;
 use rpc::page::{self, Key};
 use rpc::status;
 use tonic::{Request, Response, Status};
-use types::{OperationStatus, OperationType};
+use types::{Decimal, OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, Instrument, InstrumentType, Offer, OfferSide, RedemptionReason};
 use crate::placement::Placement;
 use crate::repo::OperationFilter;
+use crate::service::compare::OWNER;
 use crate::service::{
     IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
     RequestMeta, Service,
 };
 use convert::to_status;
 
+/// Largest page of anchors, each of which is a read of the node.
+const ANCHORS_MAX: i32 = 50;
+/// Largest page of balances on the chain, each of which is a read of the node.
+const CHAIN_BALANCES_MAX: i32 = 250;
 /// Longest wait of GetTradeBatch, in milliseconds.
 const BATCH_WAIT_MS_MAX: u32 = 5_000;
 /// Longest wait of StartRedemption for the issue's open operations.
 const OPERATIONS_WAIT: Duration = Duration::from_secs(5);
 /// Limit of transaction hashes per list request.
 const TX_HASHES_MAX: usize = 100;
+
+/// An amount read from the chain; `None`: beyond the numbers of the contract.
+fn wide(units: Option<i128>, decimals: u8) -> Option<proto::common::v1::Decimal> {
+    let amount = units.and_then(|units| Decimal::new(units, decimals).ok());
+    amount.map(wire::to_decimal)
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -220,6 +232,108 @@ impl Api {
         let placed = self.service.repo.placement(&instrument.instrument_id).await;
         let placed = placed.map_err(to_status)?;
         Ok(convert::instrument(instrument, placed.as_ref()))
+    }
+
+    async fn chain_balances(
+        &self,
+        request: pb::ListChainBalancesRequest,
+    ) -> Result<pb::ListChainBalancesResponse, Status> {
+        let found = self.service.require_instrument(&request.instrument_id);
+        let instrument = found.await.map_err(to_status)?;
+        let mut pagination = request.pagination.unwrap_or_default();
+        pagination.page_size = match pagination.page_size {
+            0 => CHAIN_BALANCES_MAX,
+            size => size.min(CHAIN_BALANCES_MAX),
+        };
+        let hash = page::filter_hash(&[&request.instrument_id]);
+        let page = page::parse(Some(pagination), hash)?;
+        let rows = self
+            .service
+            .chain_balances(&instrument, page.bound(), page.rows_limit());
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |(holder, _)| Key {
+            created_us: holder.since_us,
+            id: holder.address.clone(),
+        });
+        let decimals = instrument.decimals;
+        let balances = rows.into_iter().map(|(holder, units)| pb::ChainBalance {
+            on_chain: wide(i128::try_from(units).ok(), decimals),
+            in_registry: Some(wire::to_decimal_minor(holder.units_minor, decimals)),
+            user_id: holder.user_id,
+            address: holder.address,
+        });
+        Ok(pb::ListChainBalancesResponse {
+            balances: balances.collect(),
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn chain_breaks(
+        &self,
+        request: pb::ListChainBreaksRequest,
+    ) -> Result<pb::ListChainBreaksResponse, Status> {
+        if let Some(problem) = id_problem(&request.instrument_id, ID_BYTES_MAX) {
+            return Err(status::invalid_argument("instrument_id", problem));
+        }
+        let hash = page::filter_hash(&[&request.instrument_id, &request.open_only.to_string()]);
+        let page = page::parse(request.pagination, hash)?;
+        let is_open = request.open_only.then_some(true);
+        let rows = self.service.repo.list_breaks(
+            &request.instrument_id,
+            is_open,
+            page.bound(),
+            page.rows_limit(),
+        );
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.found_at_us,
+            id: format!("{}/{}", row.instrument_id, row.address),
+        });
+        let now_us = self.service.now_us();
+        let mut breaks = Vec::with_capacity(rows.len());
+        for row in rows {
+            let instrument = self.service.repo.instrument(&row.instrument_id).await;
+            let decimals = instrument.map_err(to_status)?.map_or(0, |of| of.decimals);
+            let age_us = row.cleared_at_us.unwrap_or(now_us) - row.found_at_us;
+            breaks.push(pb::ChainBreak {
+                on_chain: wide(Some(row.chain_units), decimals),
+                in_ledger: wide(Some(row.ledger_units), decimals),
+                owner: OWNER.to_owned(),
+                found_at: Some(wire::to_timestamp_us(row.found_at_us)),
+                cleared_at: row.cleared_at_us.map(wire::to_timestamp_us),
+                age_seconds: age_us.max(0).unsigned_abs() / 1_000_000,
+                instrument_id: row.instrument_id,
+                address: row.address,
+                user_id: row.user_id,
+            });
+        }
+        Ok(pb::ListChainBreaksResponse {
+            breaks,
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn accept_break(
+        &self,
+        context: &RequestMeta,
+        message: &pb::AcceptChainBreakRequest,
+    ) -> Result<(pb::AcceptChainBreakResponse, bool), Status> {
+        let found = self.service.require_instrument(&message.instrument_id);
+        let decimals = found.await.map_err(to_status)?.decimals;
+        let malformed = |text: String| status::invalid_argument("difference", text);
+        let difference = wire::decimal(message.difference.as_ref());
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.rescale(decimals);
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.mantissa();
+        let (id, address) = (&message.instrument_id, &message.address);
+        let accepted =
+            (self.service).accept_break(context, id, address, difference, &message.reason);
+        let (instrument, replayed) = accepted.await.map_err(to_status)?;
+        let answer = pb::AcceptChainBreakResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok((answer, replayed))
     }
 
     async fn holders(
@@ -840,6 +954,88 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.holders(&caller, message).await?))
+    }
+
+    async fn list_chain_balances(
+        &self,
+        request: Request<pb::ListChainBalancesRequest>,
+    ) -> Answer<pb::ListChainBalancesResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        Ok(Response::new(self.chain_balances(message).await?))
+    }
+
+    async fn list_chain_breaks(
+        &self,
+        request: Request<pb::ListChainBreaksRequest>,
+    ) -> Answer<pb::ListChainBreaksResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        Ok(Response::new(self.chain_breaks(message).await?))
+    }
+
+    async fn list_anchors(
+        &self,
+        request: Request<pb::ListAnchorsRequest>,
+    ) -> Answer<pb::ListAnchorsResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        let mut pagination = message.pagination.unwrap_or_default();
+        pagination.page_size = match pagination.page_size {
+            0 => ANCHORS_MAX,
+            size => size.min(ANCHORS_MAX),
+        };
+        let page = page::parse(Some(pagination), page::filter_hash(&[]))?;
+        let (before, _) = page.bound();
+        let rows = self.service.anchors(before, page.rows_limit()).await;
+        let mut rows = rows.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |(anchor, _)| Key {
+            created_us: anchor.number,
+            id: String::new(),
+        });
+        let anchors = rows.into_iter().map(|(anchor, on_chain)| pb::Anchor {
+            number: anchor.number.unsigned_abs(),
+            block: anchor.block.unsigned_abs(),
+            record: anchor.record.unsigned_abs(),
+            at: Some(wire::to_timestamp_us(anchor.at_us)),
+            tx_hash: anchor.tx_hash,
+            data: hex::encode(anchor.data),
+            on_chain: hex::encode(on_chain),
+        });
+        Ok(Response::new(pb::ListAnchorsResponse {
+            anchors: anchors.collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn accept_chain_break(
+        &self,
+        request: Request<pb::AcceptChainBreakRequest>,
+    ) -> Answer<pb::AcceptChainBreakResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (answer, replayed) = self.accept_break(&context, &message).await?;
+        Ok(answered(answer, replayed))
+    }
+
+    async fn lift_quarantine(
+        &self,
+        request: Request<pb::LiftQuarantineRequest>,
+    ) -> Answer<pb::LiftQuarantineResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let lifted =
+            self.service
+                .lift_quarantine(&context, &message.instrument_id, &message.reason);
+        let (instrument, replayed) = lifted.await.map_err(to_status)?;
+        let answer = pb::LiftQuarantineResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn replay_chain_transfers(

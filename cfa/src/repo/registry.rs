@@ -57,6 +57,16 @@ struct Folded<'a> {
     impossible: BTreeMap<&'a str, u64>,
 }
 
+/// The chain's balances of a token as of a block.
+pub struct Correction<'a> {
+    pub token: &'a str,
+    /// Address and units.
+    pub units: &'a [(String, i64)],
+    pub supply: i64,
+    pub block_number: u64,
+    pub time_us: i64,
+}
+
 /// State of a holder after the last applied block.
 #[derive(Debug, PartialEq, Eq)]
 struct Latest {
@@ -371,6 +381,67 @@ impl Repo {
             ))
         });
         rows.collect()
+    }
+
+    /// Block of the impossible event of a quarantined token.
+    pub async fn quarantined_since(&self, token: &str) -> Result<Option<u64>, Error> {
+        let block: Option<i64> =
+            sqlx::query_scalar("SELECT block_number FROM registry_quarantine WHERE token = $1")
+                .bind(token)
+                .fetch_optional(self.db.read())
+                .await?;
+        Ok(block.map(|block| block as u64))
+    }
+
+    /// All addresses that had units of a token.
+    pub async fn addresses_of(&self, token: &str) -> Result<BTreeSet<String>, Error> {
+        let found: Vec<String> = sqlx::query_scalar("SELECT address FROM holding WHERE token = $1")
+            .bind(token)
+            .fetch_all(self.db.read())
+            .await?;
+        Ok(found.into_iter().collect())
+    }
+
+    /// Sets a quarantined token's holders and supply to the chain's balances as of a block, and
+    /// ends its quarantine.
+    pub async fn correct_token_in_tx(
+        &self,
+        tx: &mut Tx,
+        correction: &Correction<'_>,
+    ) -> Result<(), Error> {
+        let (token, at) = (correction.token, correction.block_number);
+        let known: Vec<(String, i64)> =
+            sqlx::query_as("SELECT address, units FROM holding WHERE token = $1")
+                .bind(token)
+                .fetch_all(&mut **tx)
+                .await?;
+        let known: HashMap<String, i64> = known.into_iter().collect();
+        let mut folded = Folded::default();
+        for (address, units) in correction.units {
+            if known.get(address).copied().unwrap_or_default() != *units {
+                let row = (*units, correction.time_us);
+                folded.history.insert((token, address.as_str(), at), row);
+            }
+        }
+        let last: Option<i64> = sqlx::query_scalar(LAST_SUPPLY)
+            .bind(token)
+            .fetch_optional(&mut **tx)
+            .await?;
+        if last.unwrap_or_default() != correction.supply {
+            let row = (correction.supply, correction.time_us);
+            folded.supply.insert((token, at), row);
+        }
+        self.save_in_tx(tx, &folded).await?;
+        sqlx::query("DELETE FROM registry_quarantine WHERE token = $1")
+            .bind(token)
+            .execute(&mut **tx)
+            .await?;
+        // A token that was quarantined while its backlog was read.
+        sqlx::query("DELETE FROM registry_backlog WHERE token = $1")
+            .bind(token)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
     }
 
     pub async fn is_quarantined(&self, token: &str) -> Result<bool, Error> {

@@ -56,6 +56,8 @@ impl Service {
             );
             match step {
                 Step::Wait => break,
+                // The sweep releases it later.
+                Step::ReleasePayout if self.is_money_broken() => break,
                 Step::Gate => self.gate(&mut operation).await?,
                 Step::ReserveLimit => self.reserve_limit(&mut operation).await?,
                 Step::SendChain => self.send_chain(&mut operation).await?,

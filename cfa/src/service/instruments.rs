@@ -357,6 +357,7 @@ impl Service {
                 }
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
+                self.require_no_break(&instrument.instrument_id).await?;
             }
             instrument.status = status;
         }

@@ -13,12 +13,16 @@
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
+//! | `anchor` | the ends of the ledger's hash chains, on the chain |
+//! | `compare` | the continuous comparison of chain and ledger |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
 
+pub mod anchor;
 mod block;
 pub mod bootstrap;
+pub mod compare;
 mod delivery;
 mod drive;
 mod hold;
@@ -38,6 +42,7 @@ pub mod workers;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use events::Tx;
 use events::calls::{Answered, CallKey};
@@ -46,6 +51,7 @@ use tokio::sync::watch;
 use types::Decimal;
 
 use crate::CfaConfig;
+use crate::compare::{Comparison, Subject};
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::peers::Peers;
@@ -108,6 +114,11 @@ pub struct Service {
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
     registry_lock: tokio::sync::Mutex<()>,
+    comparison: Mutex<Comparison>,
+    /// The last holder that was compared in turn.
+    compared_through: Mutex<Subject>,
+    /// CFA-RUB has an open break: no payout is released.
+    is_money_broken: AtomicBool,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
     /// Count of submitted and ended batches. Its change wakes waiters.
@@ -124,7 +135,15 @@ impl Service {
         config: CfaConfig,
         health: rpc::Health,
     ) -> Self {
+        let window_us = i64::try_from(config.compare_window_ms).unwrap_or(i64::MAX / 1_000);
+        let comparison = Comparison::new(window_us.saturating_mul(1_000));
         Self {
+            comparison: Mutex::new(comparison),
+            compared_through: Mutex::new(Subject {
+                token: String::new(),
+                address: String::new(),
+            }),
+            is_money_broken: AtomicBool::new(false),
             repo,
             chain,
             peers,

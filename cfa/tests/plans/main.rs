@@ -22,7 +22,11 @@ use testkit::plans::{self, Allowed};
 
 use crate::world::*;
 
-const ALLOWED: [Allowed; 7] = [
+const ALLOWED: [Allowed; 8] = [
+    Allowed {
+        statement: "SELECT * FROM accepted_difference",
+        reason: "one row per difference that two persons have accepted, read at startup",
+    },
     Allowed {
         statement: "FROM registry_quarantine",
         reason: "one row per token with impossible transfers",
@@ -294,6 +298,71 @@ async fn lists(world: &mut World, tx_hash: String) {
     }
 }
 
+/// Accepts the difference of an open break.
+async fn accept(world: &mut World, found: &pb::ChainBreak) {
+    let value = |of: &Option<common::Decimal>| -> types::Decimal {
+        let text = of.as_ref().map(|of| of.value.clone());
+        text.expect("an amount").parse().expect("a number")
+    };
+    let difference = value(&found.on_chain).checked_sub(value(&found.in_ledger));
+    let request = pb::AcceptChainBreakRequest {
+        context: context(&key()),
+        instrument_id: found.instrument_id.clone(),
+        address: found.address.clone(),
+        difference: Some(common::Decimal {
+            value: difference.expect("in range").to_string(),
+        }),
+        reason: "test".into(),
+    };
+    world
+        .cfa
+        .accept_chain_break(request)
+        .await
+        .expect("accepted");
+}
+
+/// A difference between chain and ledger, and the lists of what the comparison and the anchors
+/// store.
+async fn compare(world: &mut World) {
+    let token = world.instrument("BOND-1").await.smart_contract_address;
+    let mint = chain::Action::Mint {
+        token: token.parse().expect("address"),
+        to: chain::Address::of_user("bob"),
+        units: 1,
+    };
+    let submitted = world.connector().submit(&key(), &mint.call()).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    world.receipt(&hash).await;
+    tokio::time::sleep(std::time::Duration::from_millis(2_000)).await;
+    for (instrument_id, open_only) in [("", false), ("", true), ("BOND-1", false), ("BOND-1", true)]
+    {
+        let request = pb::ListChainBreaksRequest {
+            instrument_id: instrument_id.into(),
+            open_only,
+            ..Default::default()
+        };
+        world.cfa.list_chain_breaks(request).await.expect("listed");
+    }
+    let request = pb::ListChainBalancesRequest {
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    world
+        .cfa
+        .list_chain_balances(request)
+        .await
+        .expect("listed");
+    let request = pb::ListAnchorsRequest::default();
+    world.cfa.list_anchors(request).await.expect("listed");
+    let request = pb::ListChainBreaksRequest {
+        open_only: true,
+        ..Default::default()
+    };
+    let listed = world.cfa.list_chain_breaks(request).await.expect("listed");
+    let found = listed.into_inner().breaks.remove(0);
+    accept(world, &found).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
@@ -325,6 +394,15 @@ async fn no_statement_scans_a_table() {
     let refused = refused.into_inner().operation.expect("operation");
     assert_eq!(refused.status(), common::OperationStatus::Rejected);
     assert_eq!(operations_of(&mut world, "refused").await, [refused]);
+    world.stop().await;
+    // The trades were not posted to the ledger, so chain and ledger differ.
+    let settings = Settings {
+        compare_ms: Some((10, 200)),
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    compare(&mut world).await;
     world.stop().await;
 
     // The service's stores, and those of the embedded log and the embedded chain.
@@ -405,6 +483,15 @@ async fn no_statement_scans_a_table() {
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",
+        "FROM holding WHERE (token, address) >",
+        "CROSS JOIN user_address AS u ON u.address = k.value",
+        "FROM operation AS o INDEXED BY operation_open",
+        "FROM chain_break WHERE cleared_at_us IS NULL",
+        "FROM chain_break WHERE instrument_id = ?",
+        "FROM chain_break WHERE instrument_id = $1 AND address = $2",
+        "UPDATE chain_break SET cleared_at_us",
+        "INSERT INTO accepted_difference",
+        "FROM ledger_anchor WHERE number <",
         "INSERT INTO inbox",
         "FROM submission WHERE",
         "FROM submission JOIN attempt",

@@ -3,6 +3,7 @@
 #![allow(clippy::inconsistent_digit_grouping)]
 
 mod agreement;
+mod breaks;
 mod crash;
 mod faults;
 mod issue;

@@ -22,7 +22,7 @@ async fn mint(world: &mut World, instrument_id: &str, units: u128) {
 async fn quarantined(world: &World) -> String {
     let reason = async {
         loop {
-            if let Some(reason) = world.service.health.failing().get("quarantined tokens") {
+            if let Some(reason) = world.service.health.findings().get("quarantined tokens") {
                 return reason.clone();
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

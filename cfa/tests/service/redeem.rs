@@ -514,7 +514,7 @@ async fn r085_payout_confirmed_finalizes_by_event() {
     world.stop().await;
 }
 
-fn trail_has(world: &World, call: &str) -> bool {
+pub fn trail_has(world: &World, call: &str) -> bool {
     world
         .double
         .trail()

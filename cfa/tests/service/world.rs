@@ -54,6 +54,10 @@ pub struct Settings {
     pub rpc_url: Option<String>,
     /// Unset: only the test runs sweeps.
     pub sweep_interval_ms: Option<u64>,
+    /// Interval and window of the comparison of chain and ledger. Unset: none takes place.
+    pub compare_ms: Option<(u64, u64)>,
+    /// Interval of the anchors of the ledger. Unset: none.
+    pub anchor_interval_s: Option<u64>,
     /// Doubles that outlive the world. `None`: new ones.
     pub double: Option<Arc<ServiceDoubles>>,
     /// Address of doubles in another process, called instead of `double`.
@@ -126,6 +130,11 @@ impl World {
             data_dir: folder.join("cfa"),
             sweep_interval_ms: settings.sweep_interval_ms.unwrap_or(3_600_000),
             submit_attempts_max: 3,
+            anchor_interval_s: settings.anchor_interval_s.unwrap_or_default(),
+            compare_interval_ms: settings
+                .compare_ms
+                .map_or(3_600_000, |(interval, _)| interval),
+            compare_window_ms: settings.compare_ms.map_or(60_000, |(_, window)| window),
             ..CfaConfig::default()
         };
         let handle = match cfa::start(config, deps, services.clone()).await {

@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use alloy::consensus::Transaction as _;
 use alloy::eips::{BlockId, BlockNumberOrTag};
 use alloy::network::TransactionBuilder;
 use alloy::primitives::{TxKind, U256};
@@ -52,6 +53,7 @@ use tokio::sync::watch;
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
+pub use repo::known_transactions;
 use recent::RecentBlocks;
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
@@ -416,6 +418,24 @@ impl Connector {
                 "the node does not have transaction {included} in the block that was read"
             ))),
         }
+    }
+
+    /// Call data of a final transaction, read from the node; `None`: it is not final.
+    /// `tx_hash`: a submission's hash.
+    #[boxed]
+    pub async fn call_data(&self, tx_hash: &TxHash) -> Result<Option<Vec<u8>>, ChainError> {
+        self.check_unbroken()?;
+        let stored = self.inner.repo.by_hash(tx_hash).await?;
+        let included = stored.filter(|stored| stored.is_final);
+        let Some(included) = included.and_then(|stored| stored.included) else {
+            return Ok(None);
+        };
+        let found = self
+            .inner
+            .provider
+            .get_transaction_by_hash(included.raw())
+            .await?;
+        Ok(found.map(|transaction| transaction.input().to_vec()))
     }
 
     async fn is_read(&self, number: u64) -> Result<bool, ChainError> {

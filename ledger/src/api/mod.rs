@@ -239,4 +239,5 @@ delegate! {
     remove_velocity_limit(RemoveVelocityLimitRequest) -> RemoveVelocityLimitResponse;
     list_velocity_limits(ListVelocityLimitsRequest) -> ListVelocityLimitsResponse;
     list_audit_records(ListAuditRecordsRequest) -> ListAuditRecordsResponse;
+    get_chain_head(GetChainHeadRequest) -> GetChainHeadResponse;
 }

@@ -1,4 +1,4 @@
-//! RPC that lists audit records, for staff (D34).
+//! RPCs of the audit chains, for staff: their ends, and a list of audit records (D34).
 
 use proto::ledger::v1 as wire;
 use rpc::{
@@ -11,6 +11,23 @@ use super::{Api, convert, reads, refused};
 use crate::repo::{RecordFilter, RecordRow};
 
 impl Api {
+    pub(super) async fn get_chain_head(
+        &self,
+        _: &Caller,
+        message: wire::GetChainHeadRequest,
+    ) -> Result<Response<wire::GetChainHeadResponse>, Status> {
+        rpc::context::record_read_context(message.context);
+        let head = self.store.chain_head().await.map_err(reads::failed)?;
+        let ((block, hash), record) = head;
+        let (record, record_hash) = record.unwrap_or((0, vec![0; 32]));
+        Ok(Response::new(wire::GetChainHeadResponse {
+            block: block.unsigned_abs(),
+            hash: audit::hex(&hash),
+            record: record.unsigned_abs(),
+            record_hash: audit::hex(&record_hash),
+        }))
+    }
+
     pub(super) async fn list_audit_records(
         &self,
         _: &Caller,

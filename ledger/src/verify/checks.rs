@@ -59,6 +59,16 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
             ..Fault::new(differs, expected, found)
         })
     };
+    if !row.terms_agree() {
+        return Some(Fault {
+            hold_id: Some(row.hold_id.clone()),
+            ..Fault::new(
+                "terms of the hold",
+                "those of its sub-account and parent hold",
+                "others",
+            )
+        });
+    }
     let sum = |parts: &[i64]| parts.iter().copied().map(i128::from).sum::<i128>();
     let left = sum(&[row.amount, row.returned_by_children]);
     let right = sum(&[row.remaining, row.split_off, row.consumed, row.released]);

@@ -315,6 +315,8 @@ async fn r215_changed_balances_and_holds_are_named() {
             "amount = amount + 1",
             "remaining + split off + consumed + released",
         ),
+        ("user_id = 'u1'", "terms of the hold"),
+        ("parent_hold_id = hold_id", "terms of the hold"),
     ] {
         let fault = of(&hold(change)).await;
         assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");
@@ -777,4 +779,24 @@ async fn r215_verify_fails_without_a_ledger() {
     std::fs::write(folder.join("ledger.sqlite"), "no database at all").unwrap();
     let error = error().await;
     assert!(error.contains("not a database"), "{error}");
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_the_head_of_the_chains_is_that_of_the_last_block_and_record() {
+    let Story { world, .. } = story().await;
+    let mut auditor = world.as_caller("sandbox.auditor");
+    let head = auditor.get_chain_head(GetChainHeadRequest::default());
+    let head = head.await.unwrap().into_inner();
+    let verified = verify(&world.config()).await.unwrap();
+    assert_eq!((head.block, &head.hash), (verified.blocks, &verified.head));
+    assert_eq!(head.record, verified.audit_records);
+    let mut heads = ledger::Heads::open(&world.config()).await.unwrap();
+    assert_eq!(heads.block_hash(head.block).await.unwrap(), Some(head.hash));
+    assert_eq!(heads.block_hash(head.block + 1).await.unwrap(), None);
+    if head.record > 0 {
+        let hash = heads.record_hash(head.record).await.unwrap();
+        assert_eq!(hash, Some(head.record_hash));
+    }
+    heads.close().await.unwrap();
 }

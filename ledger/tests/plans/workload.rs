@@ -372,6 +372,8 @@ async fn reads(world: &World) {
     client.get_account(request).await.unwrap();
     let request = GetTrialBalanceRequest::default();
     client.get_trial_balance(request).await.unwrap();
+    let request = GetChainHeadRequest::default();
+    client.get_chain_head(request).await.unwrap();
     for (actor, object_id) in [("", ""), ("", "daily"), ("compliance", "")] {
         let request = ListAuditRecordsRequest {
             actor: actor.into(),

@@ -95,6 +95,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
         "ledger" "audit" "ListAuditRecords";
+        "ledger" "head" "GetChainHead";
     }
     "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
@@ -127,6 +128,11 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "block-redemption" "SetRedemptionBlock";
         "cfa" "refund-redemption" "RefundRedemption";
         "holders" "list" "ListHolders";
+        "holders" "on-chain" "ListChainBalances";
+        "chain" "breaks" "ListChainBreaks";
+        "chain" "accept-break" "AcceptChainBreak";
+        "chain" "anchors" "ListAnchors";
+        "instrument" "lift-quarantine" "LiftQuarantine";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }

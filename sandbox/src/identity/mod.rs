@@ -97,6 +97,15 @@ pub struct IdentityHandle {
     relay_shutdown: CancellationToken,
 }
 
+/// The store, all of whose rows have seals.
+pub fn sealed_store(config: &IdentityConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "identity",
+        path: file(config),
+        sealing: &events::Sealing::ALL,
+    }
+}
+
 /// Opens the store and starts counting limit use. Stops when `shutdown` is cancelled.
 ///
 /// # Errors
@@ -121,7 +130,9 @@ pub fn start_with_clock(
 ) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
     Box::pin(async move {
         let defaults = rules::Defaults::read(&config)?;
-        let db = events::Sqlite::open(file(&config), &repo::MIGRATOR).await?;
+        let store = sealed_store(&config);
+        let opened = events::Sqlite::open_sealed(store.path, &repo::MIGRATOR, store.sealing);
+        let db = opened.await?;
         let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis, clock);
         let span = || tracing::info_span!("worker", service_name = "identity");
         let basis = config.trading_limit_basis;

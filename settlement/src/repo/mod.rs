@@ -99,6 +99,18 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_bust_commands", "0005_operators", "0006_cases"
 );
 
+/// Rows without a seal: open batches, whose trades the ledger has in its blocks.
+pub static SEALING: events::Sealing = events::Sealing {
+    exempt: &[],
+    partly: &[(
+        "batches",
+        "ROW.state = 'FINAL'",
+        "an open batch is compared with ledger and chain at each step",
+    )],
+    columns: &[],
+    summed: &[("batches", "one per batch of trades")],
+};
+
 /// Settlement's SQLite store.
 #[derive(Clone)]
 pub struct Repo {
@@ -107,7 +119,7 @@ pub struct Repo {
 
 impl Repo {
     pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
-        let db = Sqlite::open(path, &MIGRATOR).await?;
+        let db = Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?;
         Ok(Self { db })
     }
 

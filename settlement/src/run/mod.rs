@@ -256,6 +256,15 @@ pub fn settled_through(
     })
 }
 
+/// The store, with the tables whose rows have seals.
+pub fn sealed_store(config: &SettlementConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: SOURCE,
+        path: config.data_dir.join("settlement.db"),
+        sealing: &crate::repo::SEALING,
+    }
+}
+
 /// Opens the store and starts the workers, which retry calls of ledger and chain without limit.
 ///
 /// # Errors
@@ -267,7 +276,7 @@ pub fn start(
 ) -> BoxFuture<'static, Result<SettlementHandle, StartError>> {
     Box::pin(async move {
         let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
-        let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
+        let repo = Repo::open(&sealed_store(&config).path).await?;
         let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
         let requested = repo.requested_busts().await?;
         let state = Arc::new(SharedState {
