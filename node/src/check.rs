@@ -88,6 +88,10 @@ async fn anchor_fault(
     public_key: &[u8],
     heads: &mut Heads,
 ) -> anyhow::Result<Option<String>> {
+    if anchor.on_chain.is_empty() {
+        let text = format!("transaction {} is not final on the chain", anchor.tx_hash);
+        return Ok(Some(text));
+    }
     if anchor.on_chain != anchor.data {
         let text = format!(
             "transaction {} has other bytes on the chain",
