@@ -10,6 +10,7 @@
 //! | `submit` | nonces, signatures, the first send |
 //! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
+//! | `tokens` | reads of a token: code, rights, terms, freezes |
 //! | `node_error` | meaning of a node's error text |
 //! | `fees`, `signer`, `repo` | fees, the signing account, the store |
 //!
@@ -28,6 +29,7 @@ mod node_error;
 mod repo;
 mod signer;
 mod submit;
+mod tokens;
 mod upkeep;
 mod watcher;
 
@@ -47,11 +49,12 @@ use async_recursion::async_recursion as boxed;
 use service_kit::KeyedMutex;
 use tokio::sync::watch;
 
-use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
+use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement, TokenV1};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
+pub use tokens::{HolderState, TokenCode, TokenRights};
 pub(crate) use upkeep::Upkeep;
 pub use watcher::Watcher;
 
@@ -202,6 +205,8 @@ pub(crate) struct Settings {
     pub replace_after_blocks: u64,
     /// Limit of the fee in wei per gas.
     pub max_fee_per_gas: u128,
+    /// Owner of the contracts that are deployed from now on. `None`: the operator.
+    pub owner: Option<Address>,
 }
 
 struct Inner {
@@ -316,6 +321,11 @@ impl Connector {
     /// The account that signs all transactions.
     pub fn operator(&self) -> Address {
         Address::from(self.inner.signer.address())
+    }
+
+    /// The account that owns the contracts that are deployed from now on, and sets their roles.
+    pub fn owner(&self) -> Address {
+        self.inner.settings.owner.unwrap_or_else(|| self.operator())
     }
 
     /// Number of the last block whose receipts were read and published.
@@ -638,6 +648,7 @@ impl Connector {
         .await
     }
 
+    /// Whether an account is an agent of a contract of version 1.
     #[boxed]
     pub async fn is_agent(
         &self,
@@ -646,7 +657,7 @@ impl Connector {
     ) -> Result<bool, ChainError> {
         self.call_view(
             contract,
-            CfaToken::isAgentCall {
+            TokenV1::isAgentCall {
                 account: account.raw(),
             },
         )

@@ -3,11 +3,26 @@
 //! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated. So
 //! an action that the contract refuses reaches a block and leaves a receipt, and two pending
 //! actions do not change each other's estimate.
+//!
+//! | file | content |
+//! |---|---|
+//! | `encode` | call data and gas limits of the actions |
+//! | `version` | versions of the contracts, known code, roles, terms |
+//!
+//! Version 2 is deployed. Deployments of version 1 keep their contracts: the calls of both versions
+//! are equal, but for mint and burn (`Contracts::operation_id`). Tokens of version 2 work with the
+//! other contracts of version 1.
 
-use alloy::primitives::{Bytes, U256, keccak256};
-use alloy::sol_types::{SolCall, SolConstructor};
+mod encode;
+#[cfg(test)]
+mod tests;
+mod version;
+
+use alloy::primitives::keccak256;
 
 use crate::{Address, TxHash};
+pub(crate) use encode::is_listed;
+pub use version::{Grant, RoleSet, Terms, Version};
 
 mod sol {
     alloy::sol!(
@@ -17,17 +32,66 @@ mod sol {
     alloy::sol!(CfaToken, "contracts/artifacts/CfaToken.json");
     alloy::sol!(Settlement, "contracts/artifacts/Settlement.json");
     alloy::sol!(Redemption, "contracts/artifacts/Redemption.json");
+    alloy::sol!(Migration, "contracts/artifacts/Migration.json");
+    alloy::sol!(Platform, "contracts/artifacts/Platform.json");
 }
-pub(crate) use sol::{CfaToken, IdentityRegistry, Redemption, Settlement};
+/// Contracts of version 1, which existing deployments have.
+mod v1 {
+    alloy::sol!(
+        IdentityRegistry,
+        "contracts/artifacts/v1/IdentityRegistry.json"
+    );
+    alloy::sol!(CfaToken, "contracts/artifacts/v1/CfaToken.json");
+    alloy::sol!(Settlement, "contracts/artifacts/v1/Settlement.json");
+    alloy::sol!(Redemption, "contracts/artifacts/v1/Redemption.json");
+}
+pub(crate) use sol::{CfaToken, IdentityRegistry, Migration, Platform, Redemption, Settlement};
+/// For `isAgent`.
+pub(crate) use v1::CfaToken as TokenV1;
 
 /// Addresses of the contracts shared by all instruments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contracts {
+    /// Of `money`; the others are of the same one.
+    pub version: Version,
     pub registry: Address,
     /// The token of CFA-RUB.
     pub money: Address,
     pub settlement: Address,
     pub redemption: Address,
+}
+
+impl Contracts {
+    /// The contracts that `DeployPlatform` deploys, by the address of its own contract.
+    pub fn of_platform(platform: &Address) -> Self {
+        // The nonces of the contract's deployments, in their order in `Platform.sol`.
+        let child = |nonce| Address::from(platform.raw().create(nonce));
+        Self {
+            version: Version::V2,
+            registry: child(1),
+            money: child(2),
+            settlement: child(3),
+            redemption: child(4),
+        }
+    }
+
+    /// Roles of the platform's accounts in the token of an issue.
+    pub fn token_grants(&self, operator: Address) -> Vec<Grant> {
+        let grant = |account, roles| Grant { account, roles };
+        vec![
+            grant(operator, RoleSet::OPERATOR),
+            grant(self.settlement, RoleSet::SETTLEMENT),
+            grant(self.redemption, RoleSet::REDEMPTION),
+        ]
+    }
+
+    /// The id under which `money` accepts a mint or burn once. `None`: it knows no ids.
+    pub fn operation_id(&self, id: &str) -> Option<String> {
+        match self.version {
+            Version::V1 => None,
+            Version::V2 => Some(id.to_owned()),
+        }
+    }
 }
 
 /// One trade of a batch. `number` 0 is a paid transfer without a trade.
@@ -42,7 +106,7 @@ pub struct Trade {
     pub fee: u128,
 }
 
-/// A holder's share of a redemption.
+/// A holder's share of a distribution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payout {
     pub holder: Address,
@@ -53,8 +117,34 @@ pub struct Payout {
 /// Actions on the chain. Amounts are in the token's smallest units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    DeployRegistry,
+    /// Deploys the contracts of `Contracts` with all their roles (`Contracts::of_platform`).
+    DeployPlatform {
+        name: String,
+        symbol: String,
+        decimals: u8,
+        owner: Address,
+        operator: Address,
+        fee_account: Address,
+        /// On the allow-list from the start.
+        accounts: Vec<Address>,
+    },
     DeployToken {
+        name: String,
+        symbol: String,
+        decimals: u8,
+        registry: Address,
+        owner: Address,
+        grants: Vec<Grant>,
+        /// `None`: set later, once (`SetTerms`).
+        terms: Option<Terms>,
+    },
+    DeployMigration {
+        owner: Address,
+        grants: Vec<Grant>,
+    },
+    /// Version 1, as the other three: the sender is owner and agent.
+    DeployRegistry,
+    DeployTokenV1 {
         name: String,
         symbol: String,
         decimals: u8,
@@ -68,23 +158,41 @@ pub enum Action {
     DeployRedemption {
         money: Address,
     },
+    /// Version 1; the sender is the owner.
     AddAgent {
         contract: Address,
         agent: Address,
+    },
+    /// Replaces the roles of an account; the sender is the owner.
+    SetRoles {
+        contract: Address,
+        grant: Grant,
+    },
+    /// The new owner has no right before it accepts.
+    TransferOwnership {
+        contract: Address,
+        owner: Address,
+    },
+    AcceptOwnership {
+        contract: Address,
     },
     RegisterIdentities {
         registry: Address,
         accounts: Vec<Address>,
     },
+    /// The token accepts each `id` once, also of burns and forced transfers. `None`: a token of
+    /// version 1, which knows no ids.
     Mint {
         token: Address,
         to: Address,
         units: u128,
+        id: Option<String>,
     },
     Burn {
         token: Address,
         from: Address,
         units: u128,
+        id: Option<String>,
     },
     Transfer {
         token: Address,
@@ -96,6 +204,36 @@ pub enum Action {
         token: Address,
         account: Address,
         frozen: bool,
+    },
+    /// Freezes units in addition to frozen ones. Reverts if the holder has fewer free units.
+    FreezeUnits {
+        token: Address,
+        account: Address,
+        units: u128,
+    },
+    UnfreezeUnits {
+        token: Address,
+        account: Address,
+        units: u128,
+    },
+    SetPaused {
+        token: Address,
+        paused: bool,
+    },
+    /// Enforcement, despite freezes and pause. `reason` is the hash of the document that orders it.
+    /// Version 2 only.
+    ForcedTransfer {
+        token: Address,
+        id: String,
+        from: Address,
+        to: Address,
+        units: u128,
+        reason: TxHash,
+    },
+    /// Once, unless the token was deployed with terms. Version 2 only.
+    SetTerms {
+        token: Address,
+        terms: Terms,
     },
     /// The contract accepts `id` once, and each trade number once per token.
     SettleTrades {
@@ -112,7 +250,8 @@ pub enum Action {
         issuer: Address,
         payment: u128,
     },
-    /// Parts count from 0 and are accepted in order.
+    /// Pays holders and burns the units that the payment redeems; a coupon redeems none. Parts count
+    /// from 0 and are accepted in order and once.
     Distribute {
         redemption: Address,
         id: String,
@@ -120,6 +259,15 @@ pub enum Action {
         token: Address,
         account: Address,
         payouts: Vec<Payout>,
+    },
+    /// Moves holders of a replaced token to the new one, with their freezes. Both are paused. Parts
+    /// count from 0 and are accepted in order and once.
+    MoveHolders {
+        migration: Address,
+        part: u64,
+        from: Address,
+        to: Address,
+        holders: Vec<Address>,
     },
 }
 
@@ -133,224 +281,7 @@ pub struct Call {
     pub gas_limit: Option<u64>,
 }
 
-const GAS_SIMPLE: u64 = 200_000;
-const GAS_DEPLOY: u64 = 6_000_000;
-const GAS_PER_IDENTITY: u64 = 60_000;
-const GAS_PER_TRADE: u64 = 150_000;
-const GAS_PER_PAYOUT: u64 = 150_000;
-/// Base gas of a batch. Exceeds `GAS_RESERVE_PER_TRADE` of `Settlement.sol`.
-const GAS_BATCH: u64 = 600_000;
-
 /// keccak256 of an id: contracts store ids in this form.
 pub fn id_hash(id: &str) -> TxHash {
     TxHash::from(keccak256(id.as_bytes()))
-}
-
-impl Action {
-    /// Encodes the action with its gas limit.
-    pub fn call(&self) -> Call {
-        match self {
-            Self::DeployRegistry => deploy(&IdentityRegistry::BYTECODE, Vec::new()),
-            Self::DeployToken {
-                name,
-                symbol,
-                decimals,
-                registry,
-                agents,
-            } => deploy(
-                &CfaToken::BYTECODE,
-                CfaToken::constructorCall {
-                    name_: name.clone(),
-                    symbol_: symbol.clone(),
-                    decimals_: *decimals,
-                    registry: registry.raw(),
-                    agents_: agents.iter().map(Address::raw).collect(),
-                }
-                .abi_encode(),
-            ),
-            Self::DeploySettlement { money, fee_account } => deploy(
-                &Settlement::BYTECODE,
-                Settlement::constructorCall {
-                    money_: money.raw(),
-                    feeAccount_: fee_account.raw(),
-                }
-                .abi_encode(),
-            ),
-            Self::DeployRedemption { money } => deploy(
-                &Redemption::BYTECODE,
-                Redemption::constructorCall {
-                    money_: money.raw(),
-                }
-                .abi_encode(),
-            ),
-            Self::AddAgent { contract, agent } => call(
-                contract,
-                CfaToken::addAgentCall {
-                    account: agent.raw(),
-                },
-                GAS_SIMPLE,
-            ),
-            Self::RegisterIdentities { registry, accounts } => call(
-                registry,
-                IdentityRegistry::batchRegisterIdentityCall {
-                    accounts: accounts.iter().map(Address::raw).collect(),
-                },
-                GAS_SIMPLE + GAS_PER_IDENTITY * accounts.len() as u64,
-            ),
-            Self::Mint { token, to, units } => call(
-                token,
-                CfaToken::mintCall {
-                    to: to.raw(),
-                    amount: U256::from(*units),
-                },
-                GAS_SIMPLE,
-            ),
-            Self::Burn { token, from, units } => call(
-                token,
-                CfaToken::burnCall {
-                    from: from.raw(),
-                    amount: U256::from(*units),
-                },
-                GAS_SIMPLE,
-            ),
-            Self::Transfer {
-                token,
-                from,
-                to,
-                units,
-            } => call(
-                token,
-                CfaToken::operatorTransferCall {
-                    from: from.raw(),
-                    to: to.raw(),
-                    amount: U256::from(*units),
-                },
-                GAS_SIMPLE,
-            ),
-            Self::SetFrozen {
-                token,
-                account,
-                frozen,
-            } => call(
-                token,
-                CfaToken::setAddressFrozenCall {
-                    account: account.raw(),
-                    frozen: *frozen,
-                },
-                GAS_SIMPLE,
-            ),
-            Self::SettleTrades {
-                settlement,
-                id,
-                trades,
-            } => call(
-                settlement,
-                settle_call(id, trades),
-                GAS_BATCH + GAS_PER_TRADE * trades.len() as u64,
-            ),
-            Self::IssueAgainstPayment {
-                settlement,
-                id,
-                token,
-                investor,
-                units,
-                issuer,
-                payment,
-            } => call(
-                settlement,
-                Settlement::issueAgainstPaymentCall {
-                    issueId: id_hash(id).raw(),
-                    token: token.raw(),
-                    investor: investor.raw(),
-                    units: U256::from(*units),
-                    issuer: issuer.raw(),
-                    payment: U256::from(*payment),
-                },
-                2 * GAS_SIMPLE,
-            ),
-            Self::Distribute {
-                redemption,
-                id,
-                part,
-                token,
-                account,
-                payouts,
-            } => call(
-                redemption,
-                Redemption::distributeCall {
-                    redemptionId: id_hash(id).raw(),
-                    part: U256::from(*part),
-                    token: token.raw(),
-                    account: account.raw(),
-                    holders: payouts.iter().map(|payout| payout.holder.raw()).collect(),
-                    units: payouts
-                        .iter()
-                        .map(|payout| U256::from(payout.units))
-                        .collect(),
-                    payments: payouts
-                        .iter()
-                        .map(|payout| U256::from(payout.payment))
-                        .collect(),
-                },
-                GAS_SIMPLE + GAS_PER_PAYOUT * payouts.len() as u64,
-            ),
-        }
-    }
-}
-
-/// Encodes each token and member once. A trade is two words with indices (see `Settlement.sol`).
-fn settle_call(id: &str, trades: &[Trade]) -> Settlement::settleTradesCall {
-    let mut tokens = Vec::new();
-    let mut members = Vec::new();
-    let index_of = |table: &mut Vec<_>, address: Address| {
-        table
-            .iter()
-            .position(|known| *known == address.raw())
-            .unwrap_or_else(|| {
-                table.push(address.raw());
-                table.len() - 1
-            })
-    };
-    let mut words = Vec::with_capacity(2 * trades.len());
-    for trade in trades {
-        let token = index_of(&mut tokens, trade.token);
-        let buyer = index_of(&mut members, trade.buyer);
-        let seller = index_of(&mut members, trade.seller);
-        assert!(
-            token <= 0xffff && buyer <= 0xff_ffff && seller <= 0xff_ffff,
-            "batch has more tokens or members than its index fields can address"
-        );
-        words.push(
-            (U256::from(trade.number) << 192)
-                | (U256::from(token) << 176)
-                | (U256::from(buyer) << 152)
-                | (U256::from(seller) << 128)
-                | U256::from(trade.quantity),
-        );
-        words.push((U256::from(trade.payment) << 128) | U256::from(trade.fee));
-    }
-    Settlement::settleTradesCall {
-        batchId: id_hash(id).raw(),
-        tokens,
-        members,
-        trades: words,
-    }
-}
-
-fn deploy(bytecode: &Bytes, arguments: Vec<u8>) -> Call {
-    let mut data = bytecode.to_vec();
-    data.extend_from_slice(&arguments);
-    Call {
-        to: None,
-        data,
-        gas_limit: Some(GAS_DEPLOY),
-    }
-}
-
-fn call<C: SolCall>(to: &Address, call: C, gas_limit: u64) -> Call {
-    Call {
-        to: Some(*to),
-        data: call.abi_encode(),
-        gas_limit: Some(gas_limit),
-    }
 }

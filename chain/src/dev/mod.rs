@@ -23,7 +23,7 @@ pub mod http;
 mod pool;
 mod repo;
 mod rpc;
-mod state;
+pub mod state;
 mod transport;
 
 use std::path::PathBuf;
