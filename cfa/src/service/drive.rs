@@ -294,6 +294,7 @@ impl Service {
                     token,
                     to: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 vec![operation.user_id.clone()],
             ),
@@ -302,6 +303,7 @@ impl Service {
                     token,
                     from: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 Vec::new(),
             ),
@@ -533,10 +535,13 @@ impl Service {
             Chain::Succeeded,
             "a mint-back needs a final burn of its operation"
         );
+        // One id for all attempts: the contract accepts one of them.
+        let id = format!("{}:mint-back", operation.operation_id);
         let action = Action::Mint {
             token: self.contracts.money,
             to: Address::of_user(&operation.user_id),
             units: unsigned(operation.units_minor),
+            id: self.contracts.operation_id(&id),
         };
         let key = format!(
             "op:{}:mint-back:{}",

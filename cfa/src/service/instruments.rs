@@ -10,7 +10,8 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
 use crate::plan;
-use chain::{Action, Address, ReceiptStatus};
+use chain::contracts::id_hash;
+use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, Version};
 
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
@@ -136,7 +137,9 @@ impl Service {
                 symbol: instrument.instrument_id.clone(),
                 decimals: instrument.decimals,
                 registry: self.contracts.registry,
-                agents: vec![self.contracts.settlement, self.contracts.redemption],
+                owner: self.chain.owner(),
+                grants: self.contracts.token_grants(self.chain.operator()),
+                terms: chain_terms(&instrument),
             };
             let deployed = self.deploy(&instrument.instrument_id, &action).await?;
             let Some((contract, block)) = deployed else {
@@ -215,37 +218,37 @@ impl Service {
         }
     }
 
-    /// Checks code, decimals and symbol at the address, and that the platform's operator and
-    /// contracts are its agents (T32).
+    /// Checks that the address has the code of the platform's tokens, the issue's symbol and
+    /// decimals, the platform's allow-list and owner, and no account with other roles than the
+    /// platform gives (T32).
     async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
         })?;
         let unfit = |why: &str| Error::from(Refusal::ContractUnfit(why.to_owned()));
-        if !self.chain.has_code(&address).await? {
-            return Err(unfit("no code at the address"));
+        match self.chain.token_code(&address).await? {
+            TokenCode::None => return Err(unfit("no code at the address")),
+            TokenCode::Unknown | TokenCode::Token(Version::V1) => {
+                return Err(unfit("its code is not that of the platform's tokens"));
+            }
+            TokenCode::Token(Version::V2) => {}
         }
-        let metadata = self
-            .chain
-            .token_metadata(&address)
-            .await
-            .map_err(|_| unfit("not a token"))?;
+        // The code is known, so a failure is one of the node.
+        let metadata = self.chain.token_metadata(&address).await?;
         if metadata.decimals != instrument.decimals || metadata.symbol != instrument.instrument_id {
             return Err(unfit("symbol or decimals differ"));
         }
-        for agent in [
-            self.chain.operator(),
-            self.contracts.settlement,
-            self.contracts.redemption,
-        ] {
-            if !self
-                .chain
-                .is_agent(&address, &agent)
-                .await
-                .map_err(|_| unfit("not a permissioned token"))?
-            {
-                return Err(unfit("the platform is not its agent"));
-            }
+        let rights = self.chain.token_rights(&address).await?;
+        if rights.registry != self.contracts.registry {
+            return Err(unfit("it has another allow-list"));
+        }
+        if rights.owner != self.chain.owner() || rights.pending_owner.is_some() {
+            return Err(unfit("it has another owner"));
+        }
+        let mut wanted = self.contracts.token_grants(self.chain.operator());
+        wanted.sort_unstable();
+        if rights.grants != wanted {
+            return Err(unfit("its roles are not those of the platform"));
         }
         Ok(())
     }
@@ -365,6 +368,18 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
         )),
         _ => Ok(()),
     }
+}
+
+/// Document and terms of the issue for its token (F31). `None` without a document: they can be set
+/// later, once. A document hash that is not 32 bytes in hex is recorded by the keccak256 of its
+/// text.
+fn chain_terms(instrument: &Instrument) -> Option<Terms> {
+    let document = instrument.document_hash.as_str();
+    (!document.is_empty()).then(|| Terms {
+        document_hash: document.parse().unwrap_or_else(|_| id_hash(document)),
+        terms_hash: id_hash(&instrument.terms_text()),
+        document_uri: instrument.document_uri.clone(),
+    })
 }
 
 /// Parses an optional address and returns its canonical text; empty if none is given.

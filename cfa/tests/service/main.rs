@@ -25,4 +25,5 @@ mod strangers;
 mod subscriptions;
 mod terms;
 mod trades;
+mod versions;
 mod world;
