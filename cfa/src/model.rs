@@ -308,7 +308,7 @@ pub struct Instrument {
 }
 
 impl Instrument {
-    /// The terms of the issue as one text, a line `name=value` each: its hash is on the chain (F31).
+    /// The terms of the issue as one text, a line `name=value` each; its hash is on chain (F31).
     /// The lines and their order never change (`docs/contracts.md`).
     pub fn terms_text(&self) -> String {
         let number = |value: Option<i64>| value.map_or_else(String::new, |value| value.to_string());

@@ -76,7 +76,7 @@ async fn stored_contracts(chain: &Connector, text: &str) -> Result<Contracts, Er
     let stored: Stored =
         serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
     let damaged = || Error::Damaged(SETTING.into());
-    let money = stored.money.parse().map_err(|_| damaged())?;
+    let money: Address = stored.money.parse().map_err(|_| damaged())?;
     let version = match chain.token_code(&money).await? {
         TokenCode::None => {
             return Err(Error::Damaged(format!(

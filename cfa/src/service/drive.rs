@@ -336,20 +336,15 @@ impl Service {
             ),
             Flow::Transfer => {
                 require_unpaid(operation)?;
-                let (from, to) = (
-                    Address::of_user(&operation.from_user_id),
-                    Address::of_user(&operation.to_user_id),
-                );
-                let users = vec![operation.from_user_id.clone(), operation.to_user_id.clone()];
-                (
-                    Action::Transfer {
-                        token,
-                        from,
-                        to,
-                        units,
-                    },
-                    users,
-                )
+                let (from_id, to_id) = (&operation.from_user_id, &operation.to_user_id);
+                let (from, to) = (Address::of_user(from_id), Address::of_user(to_id));
+                let transfer = Action::Transfer {
+                    token,
+                    from,
+                    to,
+                    units,
+                };
+                (transfer, vec![from_id.clone(), to_id.clone()])
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
                 unreachable!("{} is driven by its batch or redemption", flow.as_str())

@@ -1,5 +1,5 @@
-//! A data folder with contracts of version 1 works on: its contracts stay, and new issues get tokens
-//! of version 2.
+//! A data folder with contracts of version 1 works on: its contracts stay, and new issues get
+//! tokens of version 2.
 
 use std::path::Path;
 

@@ -24,8 +24,8 @@ const GAS_PER_WORD: u64 = 25_000;
 /// Base gas of a batch. Exceeds `GAS_RESERVE_PER_TRADE` of `Settlement.sol`.
 const GAS_BATCH: u64 = 600_000;
 
-/// Functions that a service may call by `SubmitTransaction`: those of its operations. The other ones
-/// change rights, terms or deployments, or take units from holders.
+/// Functions that a service may call by `SubmitTransaction`: those of its operations. The other
+/// ones change rights, terms or deployments, or take units from holders.
 const LISTED: [[u8; 4]; 14] = [
     IdentityRegistry::registerIdentityCall::SELECTOR,
     IdentityRegistry::batchRegisterIdentityCall::SELECTOR,
@@ -65,10 +65,8 @@ impl Action {
             | Self::TransferOwnership { .. }
             | Self::AcceptOwnership { .. }
             | Self::RegisterIdentities { .. } => administration(self),
-            Self::Mint { .. }
-            | Self::Burn { .. }
-            | Self::Transfer { .. }
-            | Self::ForcedTransfer { .. } => movement(self),
+            Self::Mint { .. } | Self::Burn { .. } => supply(self),
+            Self::Transfer { .. } | Self::ForcedTransfer { .. } => movement(self),
             Self::SetFrozen { .. }
             | Self::FreezeUnits { .. }
             | Self::UnfreezeUnits { .. }
@@ -220,7 +218,7 @@ fn administration(action: &Action) -> Call {
     }
 }
 
-fn movement(action: &Action) -> Call {
+fn supply(action: &Action) -> Call {
     match action {
         Action::Mint {
             token,
@@ -260,6 +258,12 @@ fn movement(action: &Action) -> Call {
                 None => call(token, CfaToken::burnCall { from, amount }, GAS_SIMPLE),
             }
         }
+        other => unreachable!("{other:?} changes no supply"),
+    }
+}
+
+fn movement(action: &Action) -> Call {
+    match action {
         Action::Transfer {
             token,
             from,

@@ -250,8 +250,8 @@ pub enum Action {
         issuer: Address,
         payment: u128,
     },
-    /// Pays holders and burns the units that the payment redeems; a coupon redeems none. Parts count
-    /// from 0 and are accepted in order and once.
+    /// Pays holders and burns the units that the payment redeems; a coupon redeems none. Parts
+    /// count from 0 and are accepted in order and once.
     Distribute {
         redemption: Address,
         id: String,
