@@ -10,10 +10,11 @@ import {ENFORCE, FREEZE, ISSUE, MINT, MOVE, PAUSE, REDEEM, Roles, SETTLE, TERMS}
 /// no allowances. All other changes need a role (`Roles.sol`).
 ///
 /// Rules of a transfer: the sender is not frozen and has enough units that are not frozen; the
-/// receiver is on the allow-list and not frozen; the token is not paused. `forcedTransfer` (court
-/// decision, inheritance, lost access) and `burn` check only the balance, and `forcedTransfer` that
-/// the receiver is on the allow-list. Both unfreeze the units that they take. `payHolder` pays a
-/// frozen receiver too: the money stays frozen there.
+/// receiver is on the allow-list and not frozen; the token is not paused. `burnOnce` has the rules
+/// of the sender. `forcedTransfer` (court decision, inheritance, lost access) and `burn` (end of an
+/// issue, replacement of the token) check only the balance, and `forcedTransfer` that the receiver
+/// is on the allow-list. Both unfreeze the units that they take. `payHolder` pays a frozen receiver
+/// too: the money stays frozen there.
 ///
 /// `mintOnce`, `burnOnce` and `forcedTransfer` accept each operation id once. The contracts that
 /// call `mint`, `burn` and `payHolder` accept each of their own operations once.
@@ -143,12 +144,9 @@ contract CfaToken is Roles {
     /// Possible while the token is paused.
     function payHolder(address from, address to, uint256 amount) external onlyRole(REDEEM) {
         if (!identityRegistry.isVerified(to)) revert NotVerified(to);
-        Holder storage source = holders[from];
-        if (source.frozen) revert Frozen(from);
-        uint256 free = uint256(source.balance) - source.frozenUnits;
-        if (free < amount) revert InsufficientBalance(from, free, amount);
+        _checkFree(from, amount);
         unchecked {
-            source.balance -= uint128(amount);
+            holders[from].balance -= uint128(amount);
             holders[to].balance += uint128(amount);
         }
         emit Transfer(from, to, amount);
@@ -184,9 +182,12 @@ contract CfaToken is Roles {
 
     function burnOnce(bytes32 operationId, address from, uint256 amount) external onlyRole(MINT) {
         _accept(operationId);
+        if (paused) revert TokenPaused();
+        _checkFree(from, amount);
         _burn(from, amount);
     }
 
+    /// Despite freezes and pause.
     function burn(address from, uint256 amount) external onlyRole(REDEEM) {
         _burn(from, amount);
     }
@@ -196,7 +197,7 @@ contract CfaToken is Roles {
     function takeOver(address account, uint256 amount, uint256 frozenUnits, bool frozen) external onlyRole(MOVE) {
         if (!paused) revert TokenNotPaused();
         if (frozenUnits > amount) revert InsufficientBalance(account, amount, frozenUnits);
-        _add(account, amount);
+        if (amount != 0) _add(account, amount);
         if (frozenUnits != 0) _freezeUnits(account, frozenUnits);
         if (frozen && !holders[account].frozen) _setFrozen(account, true);
     }
@@ -262,6 +263,13 @@ contract CfaToken is Roles {
     function _checkMove(address to) private view {
         if (paused) revert TokenPaused();
         if (!identityRegistry.isVerified(to)) revert NotVerified(to);
+    }
+
+    function _checkFree(address account, uint256 amount) private view {
+        Holder storage holder = holders[account];
+        if (holder.frozen) revert Frozen(account);
+        uint256 free = uint256(holder.balance) - holder.frozenUnits;
+        if (free < amount) revert InsufficientBalance(account, free, amount);
     }
 
     function _move(address from, address to, uint256 amount) private {

@@ -66,7 +66,9 @@ impl Action {
             | Self::AcceptOwnership { .. }
             | Self::RegisterIdentities { .. } => administration(self),
             Self::Mint { .. } | Self::Burn { .. } => supply(self),
-            Self::Transfer { .. } | Self::ForcedTransfer { .. } => movement(self),
+            Self::Transfer { .. } | Self::ForcedTransfer { .. } | Self::ForcedTransferV1 { .. } => {
+                movement(self)
+            }
             Self::SetFrozen { .. }
             | Self::FreezeUnits { .. }
             | Self::UnfreezeUnits { .. }
@@ -131,9 +133,16 @@ fn deployment(action: &Action) -> Call {
             };
             deploy(&CfaToken::BYTECODE, arguments.abi_encode())
         }
-        Action::DeployMigration { owner, grants } => {
+        Action::DeployMigration {
+            from,
+            to,
+            owner,
+            grants,
+        } => {
             let (accounts, roles) = split(grants);
             let arguments = Migration::constructorCall {
+                oldToken_: from.raw(),
+                newToken_: to.raw(),
                 owner_: owner.raw(),
                 accounts,
                 roles,
@@ -296,6 +305,20 @@ fn movement(action: &Action) -> Call {
             },
             GAS_SIMPLE,
         ),
+        Action::ForcedTransferV1 {
+            token,
+            from,
+            to,
+            units,
+        } => call(
+            token,
+            v1::CfaToken::forcedTransferCall {
+                from: from.raw(),
+                to: to.raw(),
+                amount: U256::from(*units),
+            },
+            GAS_SIMPLE,
+        ),
         other => unreachable!("{other:?} moves nothing"),
     }
 }
@@ -409,15 +432,11 @@ fn batch(action: &Action) -> Call {
         Action::MoveHolders {
             migration,
             part,
-            from,
-            to,
             holders,
         } => call(
             migration,
             Migration::moveHoldersCall {
                 part: U256::from(*part),
-                from: from.raw(),
-                to: to.raw(),
                 holders: raw(holders),
             },
             GAS_SIMPLE + GAS_PER_MOVED_HOLDER * holders.len() as u64,

@@ -138,7 +138,10 @@ pub enum Action {
         /// `None`: set later, once (`SetTerms`).
         terms: Option<Terms>,
     },
+    /// For the move of all holders from one token to another one.
     DeployMigration {
+        from: Address,
+        to: Address,
         owner: Address,
         grants: Vec<Grant>,
     },
@@ -188,6 +191,7 @@ pub enum Action {
         units: u128,
         id: Option<String>,
     },
+    /// Of units that are not frozen; version 1 burns frozen units too.
     Burn {
         token: Address,
         from: Address,
@@ -230,6 +234,13 @@ pub enum Action {
         units: u128,
         reason: TxHash,
     },
+    /// Enforcement in a token of version 1, which knows neither ids nor reasons.
+    ForcedTransferV1 {
+        token: Address,
+        from: Address,
+        to: Address,
+        units: u128,
+    },
     /// Once, unless the token was deployed with terms. Version 2 only.
     SetTerms {
         token: Address,
@@ -265,8 +276,6 @@ pub enum Action {
     MoveHolders {
         migration: Address,
         part: u64,
-        from: Address,
-        to: Address,
         holders: Vec<Address>,
     },
 }

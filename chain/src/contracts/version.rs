@@ -16,7 +16,7 @@ pub enum Version {
 /// Code hashes of the tokens that can be adopted. A token of version 1 has none: its code depends
 /// on its decimals, and its agents cannot be listed. Rows of former versions stay.
 const TOKENS: [(B256, Version); 1] = [(
-    b256!("ce3c94f082da6949281921bf537314962d7a7dd32a2b105263852eb2cb066da2"),
+    b256!("deeef3c3dbaf5f0da4a5343bffbbca34a62b601acbabedee3975d0231005b5cc"),
     Version::V2,
 )];
 

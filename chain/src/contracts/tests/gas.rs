@@ -83,13 +83,6 @@ fn gas_of_the_other_actions_is_below_their_limits() {
         assert!(gas <= limit);
     };
     println!("action | gas | limit");
-    let migration = market.deploy_migration();
-    let new = market.deploy_token("BOND-2", |grants| {
-        grants.push(Grant {
-            account: migration,
-            roles: RoleSet::MOVE,
-        });
-    });
     for action in plain(token) {
         let debug = format!("{action:?}");
         let name = debug.split(' ').next().unwrap_or_default();
@@ -111,23 +104,18 @@ fn gas_of_the_other_actions_is_below_their_limits() {
         };
         row(&mut market, name, distribute, members.len() as u64);
     }
-    let grant = Action::SetRoles {
-        contract: token,
-        grant: Grant {
-            account: migration,
-            roles: RoleSet::REDEEM,
-        },
-    };
-    market.machine.done(market.owner, &grant);
-    for token in [token, new] {
-        let paused = true;
+    let new = market.deploy_token("BOND-2", |_| {});
+    let account = market.deploy_migration(token, new);
+    for (contract, roles) in [(token, RoleSet::REDEEM), (new, RoleSet::MOVE)] {
+        let grant = Grant { account, roles };
+        let grant = Action::SetRoles { contract, grant };
+        market.machine.done(market.owner, &grant);
+        let (token, paused) = (contract, true);
         market.done(&Action::SetPaused { token, paused });
     }
     let move_holders = Action::MoveHolders {
-        migration,
+        migration: account,
         part: 0,
-        from: token,
-        to: new,
         holders: members.clone(),
     };
     let holders = members.len() as u64;

@@ -218,8 +218,10 @@ impl Market {
     }
 
     /// Deploys the contract that moves holders. The operator may call it.
-    pub fn deploy_migration(&mut self) -> Address {
+    pub fn deploy_migration(&mut self, from: Address, to: Address) -> Address {
         let deploy = Action::DeployMigration {
+            from,
+            to,
             owner: self.owner,
             grants: vec![Grant {
                 account: self.operator,

@@ -5,7 +5,7 @@ use alloy::sol_types::SolEvent;
 use super::machine::Market;
 use super::member;
 use crate::Address;
-use crate::contracts::{Action, CfaToken, Grant, Migration, Payout, Redemption, RoleSet, Version};
+use crate::contracts::{Action, Grant, Migration, Payout, Redemption, RoleSet, Version};
 
 fn payout(holder: Address, units: u128, payment: u128) -> Payout {
     Payout {
@@ -75,7 +75,7 @@ fn the_parts_of_a_distribution_are_atomic_bounded_and_of_one_token() {
     );
     let none = distribute(&market, "d-1", 0, Vec::new());
     assert!(!market.send(&none).success);
-    // The last holder has not so many units: the payments before are undone.
+    // The last holder has fewer units: the payments before are undone.
     let payouts = vec![payout(members[0], 100, 100), payout(members[1], 101, 100)];
     assert!(!market.send(&distribute(&market, "d-1", 0, payouts)).success);
     let money = market.contracts.money;
@@ -113,28 +113,26 @@ fn the_parts_of_a_distribution_are_atomic_bounded_and_of_one_token() {
 
 /// A move of `market.bond` to a new token. Returns the new token and the migration contract.
 fn prepare(market: &mut Market) -> (Address, Address) {
-    let migration = market.deploy_migration();
-    let to = market.deploy_token("BOND-1", |grants| {
-        grants.push(Grant {
-            account: migration,
-            roles: RoleSet::MOVE,
-        });
-    });
     let from = market.bond;
-    let right = match market.contracts.version {
+    let to = market.deploy_token("BOND-1", |_| {});
+    let migration = market.deploy_migration(from, to);
+    let grant = |contract, roles| Action::SetRoles {
+        contract,
+        grant: Grant {
+            account: migration,
+            roles,
+        },
+    };
+    let burn = match market.contracts.version {
         Version::V1 => Action::AddAgent {
             contract: from,
             agent: migration,
         },
-        Version::V2 => Action::SetRoles {
-            contract: from,
-            grant: Grant {
-                account: migration,
-                roles: RoleSet::REDEEM,
-            },
-        },
+        Version::V2 => grant(from, RoleSet::REDEEM),
     };
-    market.machine.done(market.owner, &right);
+    for right in [burn, grant(to, RoleSet::MOVE)] {
+        market.machine.done(market.owner, &right);
+    }
     (to, migration)
 }
 
@@ -165,8 +163,6 @@ fn all_holders_move(mut market: Market) {
     let part = |part, holders: &[Address]| Action::MoveHolders {
         migration,
         part,
-        from,
-        to,
         holders: holders.to_vec(),
     };
     let pause = |token, paused| Action::SetPaused { token, paused };
@@ -218,9 +214,9 @@ fn all_holders_of_a_token_of_version_1_move_to_a_new_one_in_parts() {
 #[test]
 fn holders_move_only_with_the_migrations_roles_in_both_tokens() {
     let mut market = Market::new();
-    let migration = market.deploy_migration();
     let other = market.deploy_token("BOND-2", |_| {});
     let (token, members) = (market.bond, market.members(1, 0, 100));
+    let migration = market.deploy_migration(token, other);
     for token in [token, other] {
         let paused = true;
         market.done(&Action::SetPaused { token, paused });
@@ -228,12 +224,42 @@ fn holders_move_only_with_the_migrations_roles_in_both_tokens() {
     let move_holders = Action::MoveHolders {
         migration,
         part: 0,
-        from: token,
-        to: other,
         holders: members,
     };
     let refused = market.send(&move_holders);
     assert!(!refused.success, "the migration has no role in the tokens");
-    let supply = market.machine.read(token, CfaToken::totalSupplyCall {});
-    assert_eq!(supply.saturating_to::<u64>(), 100);
+    let grant = |contract, roles| Action::SetRoles {
+        contract,
+        grant: Grant {
+            account: migration,
+            roles,
+        },
+    };
+    // With one of the two roles, units would be lost or made.
+    for (redeem, take_over) in [
+        (RoleSet::REDEEM, RoleSet::NONE),
+        (RoleSet::NONE, RoleSet::MOVE),
+    ] {
+        for right in [grant(token, redeem), grant(other, take_over)] {
+            market.machine.done(market.owner, &right);
+        }
+        assert!(!market.send(&move_holders).success);
+    }
+    assert_eq!(market.machine.supply(token), 100);
+    assert_eq!(market.machine.supply(other), 0);
+}
+
+#[test]
+fn a_migration_is_of_two_different_tokens_with_equal_decimals() {
+    let mut market = Market::new();
+    let (bond, money, owner) = (market.bond, market.contracts.money, market.owner);
+    for (from, to) in [(bond, bond), (bond, money), (bond, owner)] {
+        let deploy = Action::DeployMigration {
+            from,
+            to,
+            owner,
+            grants: Vec::new(),
+        };
+        assert!(!market.send(&deploy).success, "{deploy:?}");
+    }
 }

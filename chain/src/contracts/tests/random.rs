@@ -139,7 +139,11 @@ impl Twin {
             }
             Step::Burn(token, from, units, id) => {
                 let token = &mut self.tokens[*token];
-                token.ids.insert(*id) && token.take(*from, *units)
+                let is_allowed = !token.paused && !token.frozen[*from];
+                token.ids.insert(*id)
+                    && is_allowed
+                    && token.free(*from) >= *units
+                    && token.take(*from, *units)
             }
             Step::Transfer(token, from, to, units) => {
                 self.tokens[*token].transfer(*from, *to, *units)

@@ -111,92 +111,56 @@ fn mint(token: Address, id: &str, units: u128) -> Action {
 
 /// Every call of a token that needs a role, with that role. Member 0 has units.
 fn guarded(token: Address) -> Vec<(RoleSet, Action)> {
-    let account = member(0);
-    let call = |action: Action, role| (role, action);
+    let (account, to, units) = (member(0), member(1), 1);
+    let mint = |id: Option<&str>| Action::Mint {
+        token,
+        to: account,
+        units,
+        id: id.map(Into::into),
+    };
+    let burn = |id: Option<&str>| Action::Burn {
+        token,
+        from: account,
+        units,
+        id: id.map(Into::into),
+    };
+    let transfer = Action::Transfer {
+        token,
+        from: account,
+        to,
+        units,
+    };
+    let freeze = Action::FreezeUnits {
+        token,
+        account,
+        units,
+    };
+    let unfreeze = Action::UnfreezeUnits {
+        token,
+        account,
+        units,
+    };
+    let frozen = false;
+    let set_frozen = Action::SetFrozen {
+        token,
+        account,
+        frozen,
+    };
+    let terms = terms("decision");
+    let pause = |paused| Action::SetPaused { token, paused };
     vec![
-        call(mint(token, "m", 1), RoleSet::MINT),
-        call(
-            Action::Burn {
-                token,
-                from: account,
-                units: 1,
-                id: Some("b".into()),
-            },
-            RoleSet::MINT,
-        ),
-        call(
-            Action::Mint {
-                token,
-                to: account,
-                units: 1,
-                id: None,
-            },
-            RoleSet::ISSUE,
-        ),
-        call(
-            Action::Burn {
-                token,
-                from: account,
-                units: 1,
-                id: None,
-            },
-            RoleSet::REDEEM,
-        ),
-        call(
-            Action::Transfer {
-                token,
-                from: account,
-                to: member(1),
-                units: 1,
-            },
-            RoleSet::SETTLE,
-        ),
-        call(
-            Action::FreezeUnits {
-                token,
-                account,
-                units: 1,
-            },
-            RoleSet::FREEZE,
-        ),
-        call(
-            Action::UnfreezeUnits {
-                token,
-                account,
-                units: 1,
-            },
-            RoleSet::FREEZE,
-        ),
-        call(
-            Action::SetFrozen {
-                token,
-                account,
-                frozen: false,
-            },
-            RoleSet::FREEZE,
-        ),
-        call(forced(token, "f", 1), RoleSet::ENFORCE),
-        call(
-            Action::SetTerms {
-                token,
-                terms: terms("decision"),
-            },
-            RoleSet::TERMS,
-        ),
-        call(
-            Action::SetPaused {
-                token,
-                paused: true,
-            },
-            RoleSet::PAUSE,
-        ),
-        call(
-            Action::SetPaused {
-                token,
-                paused: false,
-            },
-            RoleSet::PAUSE,
-        ),
+        (RoleSet::MINT, mint(Some("m"))),
+        (RoleSet::MINT, burn(Some("b"))),
+        (RoleSet::ISSUE, mint(None)),
+        (RoleSet::REDEEM, burn(None)),
+        (RoleSet::SETTLE, transfer),
+        (RoleSet::FREEZE, freeze),
+        (RoleSet::FREEZE, unfreeze),
+        (RoleSet::FREEZE, set_frozen),
+        (RoleSet::ENFORCE, forced(token, "f", units)),
+        (RoleSet::TERMS, Action::SetTerms { token, terms }),
+        (RoleSet::PAUSE, pause(true)),
+        (RoleSet::PAUSE, pause(false)),
     ]
 }
 
@@ -373,6 +337,43 @@ fn a_frozen_part_stays_and_the_free_part_moves() {
 }
 
 #[test]
+fn a_burn_under_an_id_takes_no_frozen_units_and_none_of_a_paused_token() {
+    let mut market = Market::new();
+    market.members(2, 0, 100);
+    let token = market.bond;
+    let account = member(0);
+    let burn = |units| Action::Burn {
+        token,
+        from: account,
+        units,
+        id: Some("op-1".into()),
+    };
+    market.done(&Action::FreezeUnits {
+        token,
+        account,
+        units: 60,
+    });
+    assert!(!market.send(&burn(41)).success, "60 of 100 are frozen");
+    let pause = |paused| Action::SetPaused { token, paused };
+    market.done(&pause(true));
+    assert!(!market.send(&burn(40)).success, "paused");
+    market.done(&pause(false));
+    let freeze = |frozen| Action::SetFrozen {
+        token,
+        account,
+        frozen,
+    };
+    market.done(&freeze(true));
+    assert!(!market.send(&burn(40)).success, "frozen");
+    market.done(&freeze(false));
+    // The refused calls have not used the id.
+    market.done(&burn(40));
+    assert_eq!(market.machine.balance(token, account), 60);
+    assert_eq!(market.machine.frozen_units(token, account), 60);
+    assert_eq!(market.machine.supply(token), 160);
+}
+
+#[test]
 fn a_forced_transfer_moves_frozen_units_of_a_paused_token_and_names_its_reason() {
     let mut market = Market::new();
     market.members(2, 0, 100);
@@ -426,6 +427,28 @@ fn a_forced_transfer_moves_frozen_units_of_a_paused_token_and_names_its_reason()
     assert_eq!(machine.supply(token), 200);
     let beyond = forced(token, "case-2", 71);
     assert!(!market.send(&beyond).success, "more than the balance");
+}
+
+#[test]
+fn a_forced_transfer_of_version_1_moves_frozen_units() {
+    let mut market = Market::former();
+    market.members(2, 0, 100);
+    let (token, from) = (market.bond, member(0));
+    market.done(&Action::SetFrozen {
+        token,
+        account: from,
+        frozen: true,
+    });
+    let transfer = Action::ForcedTransferV1 {
+        token,
+        from,
+        to: member(1),
+        units: 30,
+    };
+    market.done(&transfer);
+    assert_eq!(market.machine.balance(token, from), 70);
+    assert_eq!(market.machine.balance(token, member(1)), 130);
+    assert!(!is_listed(&transfer.call()));
 }
 
 #[test]
