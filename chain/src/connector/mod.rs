@@ -158,6 +158,7 @@ pub struct BlockInfo {
     pub parent_hash: TxHash,
     pub tx_hashes: Vec<TxHash>,
     pub time_s: u64,
+    pub gas_limit: u64,
     /// Canonical (RLP) bytes of the header.
     pub header: Vec<u8>,
 }
@@ -223,6 +224,8 @@ struct Inner {
     head: AtomicU64,
     /// Number of the last read block, which may be unconfirmed.
     read_tip: AtomicU64,
+    /// Gas limit of the last read block; 0: none was read since the start.
+    block_gas_limit: AtomicU64,
     /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
     /// Why nothing may be submitted or finalized: a reorganisation below the last final block.
@@ -267,6 +270,7 @@ impl Connector {
             marks: submit::Marks::default(),
             head: AtomicU64::new(head),
             read_tip: AtomicU64::new(cursor),
+            block_gas_limit: AtomicU64::new(0),
             last_read_block,
             broken: Mutex::new(None),
         };
@@ -472,6 +476,7 @@ impl Connector {
             parent_hash: TxHash::from(block.header.parent_hash),
             tx_hashes: block.transactions.hashes().map(TxHash::from).collect(),
             time_s: block.header.timestamp,
+            gas_limit: block.header.gas_limit,
             header: alloy::rlp::encode(&block.header.inner),
         }))
     }
@@ -713,16 +718,26 @@ fn to_units(value: U256) -> Result<u128, ChainError> {
     u128::try_from(value).map_err(|_| ChainError::Malformed("amount exceeds 128 bits".into()))
 }
 
-fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
-    let failed_trades = receipt
-        .logs()
-        .iter()
-        .filter_map(|log| Settlement::TradeFailed::decode_log(&log.inner).ok())
+/// The trades that the called settlement contract left out. The logs of other contracts are not
+/// read: a token of the batch could name a settled trade in an event of its own.
+fn failed_trades<'a>(
+    settlement: alloy::primitives::Address,
+    logs: impl Iterator<Item = &'a alloy::primitives::Log>,
+) -> Vec<FailedTrade> {
+    logs.filter(|log| log.address == settlement)
+        .filter_map(|log| Settlement::TradeFailed::decode_log(log).ok())
         .map(|failed| FailedTrade {
             token: Address::from(failed.token),
             number: failed.tradeNumber.saturating_to(),
         })
-        .collect();
+        .collect()
+}
+
+fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
+    let logs = receipt.logs().iter().map(|log| &log.inner);
+    let failed_trades = receipt
+        .to
+        .map_or_else(Vec::new, |to| failed_trades(to, logs));
     Receipt {
         tx_hash: TxHash::from(receipt.transaction_hash),
         included_tx_hash: TxHash::from(receipt.transaction_hash),
@@ -738,5 +753,32 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),
         failed_trades,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy::primitives::Log;
+
+    use super::*;
+
+    #[test]
+    fn failed_trades_are_those_that_the_called_contract_names() {
+        let (settlement, token) = (Address::of_user("settlement"), Address::of_user("token"));
+        let log = |emitter: Address, number: u64| {
+            let failed = Settlement::TradeFailed {
+                batchId: Default::default(),
+                token: token.raw(),
+                tradeNumber: U256::from(number),
+                reason: Default::default(),
+            };
+            Log {
+                address: emitter.raw(),
+                data: failed.encode_log_data(),
+            }
+        };
+        let logs = [log(settlement, 1), log(token, 2)];
+        let failed = FailedTrade { token, number: 1 };
+        assert_eq!(failed_trades(settlement.raw(), logs.iter()), [failed]);
     }
 }
