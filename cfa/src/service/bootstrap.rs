@@ -1,8 +1,9 @@
 //! Deploys the contracts shared by all instruments on the first start, and registers CFA-RUB.
 //!
 //! One transaction deploys them with all their roles. It has a fixed idempotency key, so a restart
-//! continues the deployment. The service stores the addresses, so a replaced chain is detected at
-//! startup and not by a failing redemption. A deployment of version 1 keeps its contracts.
+//! continues the deployment; after a revert the next start deploys again. The service stores the
+//! addresses, so a replaced chain is detected at startup and not by a failing redemption. A
+//! deployment of version 1 keeps its contracts.
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::repo::Repo;
 use chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus, TokenCode, Version};
 
 const SETTING: &str = "contracts";
+/// Key of the deployment.
+const KEY: &str = "bootstrap:platform";
 const DEPLOY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -70,8 +73,8 @@ pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Erro
     Ok(contracts)
 }
 
-/// The stored contracts, with the version that the code on the chain has. The platform deployed
-/// them, so unknown code is that of version 1.
+/// The stored contracts, with the version that the code on the chain has. The code of version 1 has
+/// no known hash: its money token has the settlement contract as an agent.
 async fn stored_contracts(chain: &Connector, text: &str) -> Result<Contracts, Error> {
     let stored: Stored =
         serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
@@ -86,7 +89,38 @@ async fn stored_contracts(chain: &Connector, text: &str) -> Result<Contracts, Er
         TokenCode::Unknown => Version::V1,
         TokenCode::Token(version) => version,
     };
-    stored.contracts(version).ok_or_else(damaged)
+    let contracts = stored.contracts(version).ok_or_else(damaged)?;
+    if version == Version::V1 {
+        let settlement = &contracts.settlement;
+        match chain.is_agent(&money, settlement).await {
+            Ok(true) => {}
+            Ok(false) | Err(ChainError::Refused(_) | ChainError::Malformed(_)) => {
+                return Err(Error::Damaged(format!(
+                    "the CFA-RUB contract at {money} is of an unknown version: start the version of \
+                     the platform that deployed it, or a later one"
+                )));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(contracts)
+}
+
+/// The first key whose deployment has not reverted. The cause of a revert, such as blocks with too
+/// little gas, may be removed at the next start.
+async fn deployment_key(chain: &Connector) -> Result<String, Error> {
+    let mut key = KEY.to_owned();
+    for attempt in 1_u32.. {
+        let Some(known) = chain.submission(&key).await? else {
+            break;
+        };
+        let receipt = chain.receipt(&known.tx_hash).await?;
+        if receipt.is_none_or(|receipt| receipt.status == ReceiptStatus::Success) {
+            break;
+        }
+        key = format!("{KEY}:{attempt}");
+    }
+    Ok(key)
 }
 
 async fn deploy(chain: &Connector) -> Result<Contracts, Error> {
@@ -100,14 +134,16 @@ async fn deploy(chain: &Connector) -> Result<Contracts, Error> {
         fee_account,
         accounts: vec![fee_account, Address::of_user(REDEMPTION_ACCOUNT)],
     };
-    let submitted = chain.submit("bootstrap:platform", &platform.call()).await?;
+    let key = deployment_key(chain).await?;
+    let submitted = chain.submit(&key, &platform.call()).await?;
     let receipt = chain
         .wait_receipt(&submitted.tx_hash, DEPLOY_TIMEOUT)
         .await?
         .ok_or(Error::Unavailable("Blockchain"))?;
     let failed = || {
-        let text = "the platform's contracts could not be deployed";
-        Error::from(ChainError::Refused(text.into()))
+        let hash = submitted.tx_hash;
+        let text = format!("transaction {hash} did not deploy the platform's contracts");
+        Error::from(ChainError::Refused(text))
     };
     let deployed = receipt
         .contract_address

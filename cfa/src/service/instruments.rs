@@ -147,6 +147,13 @@ impl Service {
             };
             instrument.contract_address = contract.to_string();
             from_block = block;
+        } else {
+            // A draft may be older than a rule, and its token may have changed since.
+            self.check_adoptable(&instrument, &instrument.contract_address)
+                .await?;
+            if !self.record_terms(&instrument).await? {
+                return Ok(instrument);
+            }
         }
         instrument.status = InstrumentStatus::Active;
         instrument.updated_at_us = self.now_us();
@@ -218,9 +225,34 @@ impl Service {
         }
     }
 
+    /// Sets document and terms in an adopted token that has none (F31). False until they are in a
+    /// block.
+    async fn record_terms(&self, instrument: &Instrument) -> Result<bool, Error> {
+        let Some(terms) = chain_terms(instrument) else {
+            return Ok(true);
+        };
+        let token = self.token(instrument)?;
+        if self.chain.token_terms(&token).await?.is_some() {
+            return Ok(true);
+        }
+        let instrument_id = &instrument.instrument_id;
+        let action = Action::SetTerms { token, terms };
+        let key = format!("instrument:{instrument_id}:terms");
+        let submitted = self.chain.submit(&key, &action.call()).await?;
+        let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+        match receipt.await?.map(|receipt| receipt.status) {
+            None => Ok(false),
+            Some(ReceiptStatus::Success) => Ok(true),
+            Some(ReceiptStatus::Reverted) => Err(Error::Damaged(format!(
+                "transaction {} that sets the terms of {instrument_id} in its token reverted",
+                submitted.tx_hash
+            ))),
+        }
+    }
+
     /// Checks that the address has the code of the platform's tokens, the issue's symbol and
-    /// decimals, the platform's allow-list and owner, and no account with other roles than the
-    /// platform gives (T32).
+    /// decimals, the platform's allow-list and owner, no account with other roles than the platform
+    /// gives, and no other terms than the issue's (T32, F31).
     async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
@@ -249,6 +281,10 @@ impl Service {
         wanted.sort_unstable();
         if rights.grants != wanted {
             return Err(unfit("its roles are not those of the platform"));
+        }
+        let terms = self.chain.token_terms(&address).await?;
+        if terms.is_some() && terms != chain_terms(instrument) {
+            return Err(unfit("its terms are those of another issue"));
         }
         Ok(())
     }

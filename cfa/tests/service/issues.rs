@@ -1,6 +1,7 @@
 //! Parts B and E of the checklist: instruments, primary issue, holders, integrity, maturity.
 
-use chain::{Action, Address, Grant, ReceiptStatus, RoleSet};
+use chain::contracts::id_hash;
+use chain::{Action, Address, Grant, ReceiptStatus, RoleSet, Terms};
 use prost::Message;
 use proto::audit::v1 as audit;
 use proto::cfa::v1 as pb;
@@ -202,7 +203,7 @@ async fn t32_a_token_with_other_code_or_rights_is_not_adopted() {
             }
         })
     };
-    let refused: [(&str, Change); 6] = [
+    let refused: [(&str, Change); 7] = [
         ("code", Box::new(|action: &mut Action| *action = former)),
         ("roles", with_grants(minter)),
         ("roles", with_grants(issuer)),
@@ -220,6 +221,17 @@ async fn t32_a_token_with_other_code_or_rights_is_not_adopted() {
             Box::new(move |action: &mut Action| {
                 if let Action::DeployToken { registry, .. } = action {
                     *registry = stranger;
+                }
+            }),
+        ),
+        (
+            "terms",
+            Box::new(move |action: &mut Action| {
+                if let Action::DeployToken { terms, .. } = action {
+                    *terms = Some(Terms {
+                        document_hash: id_hash("another decision"),
+                        ..Terms::default()
+                    });
                 }
             }),
         ),
@@ -313,7 +325,7 @@ async fn f31_document_and_terms_are_on_the_chain_from_the_deployment_on() {
     // They are set once.
     let other = Action::SetTerms {
         token,
-        terms: chain::Terms {
+        terms: Terms {
             document_uri: String::new(),
             ..terms.clone()
         },
@@ -328,6 +340,49 @@ async fn f31_document_and_terms_are_on_the_chain_from_the_deployment_on() {
     let plain = plain.await.expect("registered").smart_contract_address;
     let plain = plain.parse().expect("address");
     assert_eq!(connector.token_terms(&plain).await.expect("read"), None);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f31_document_and_terms_are_set_in_an_adopted_token() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let connector = world.connector();
+    let token = world.deploy_token("BOND-1", |_| {}).await;
+    let document = "ab".repeat(32);
+    let adopted = world
+        .register(|request| {
+            request.smart_contract_address = token.to_string();
+            request.document_hash = document.clone();
+        })
+        .await
+        .expect("adopted");
+    assert_eq!(adopted.status(), pb::InstrumentStatus::Active);
+    let terms = connector.token_terms(&token).await.expect("read");
+    let terms = terms.expect("set");
+    assert_eq!(terms.document_hash.to_string(), format!("0x{document}"));
+    // A token that has the terms of its issue is adopted as it is.
+    let recorded = "instrument=BOND-2\ntype=CFA_BOND\nissuer=issuer\ndecimals=0\ncurrency=RUB\n\
+                    nominal=1000\nissue_limit_minor=\nissued_at_us=\nmatures_at_us=";
+    let terms = Terms {
+        terms_hash: id_hash(recorded),
+        ..terms
+    };
+    let with_terms = |action: &mut Action| {
+        if let Action::DeployToken { terms: of, .. } = action {
+            *of = Some(terms);
+        }
+    };
+    let token = world.deploy_token("BOND-2", with_terms).await;
+    let adopted = world.register(|request| {
+        request.symbol = "BOND-2".into();
+        request.smart_contract_address = token.to_string();
+        request.document_hash = document.clone();
+    });
+    assert_eq!(
+        adopted.await.expect("adopted").status(),
+        pb::InstrumentStatus::Active
+    );
     world.stop().await;
 }
 

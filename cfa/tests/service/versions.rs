@@ -1,11 +1,17 @@
-//! A data folder with contracts of version 1 works on: its contracts stay, and new issues get
-//! tokens of version 2.
+//! The platform's contracts at the start. A data folder with contracts of version 1 works on: its
+//! contracts stay, and new issues get tokens of version 2.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use chain::{Action, Address, Connector, ReceiptStatus, RoleSet, TokenCode, Version};
+use chain::contracts::Call;
+use chain::{
+    Action, Address, ChainConfig, ChainDeps, Connector, ReceiptStatus, RoleSet, TokenCode, Version,
+    start_chain,
+};
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
+use tokio_util::sync::CancellationToken;
 
 use crate::redeem::redeem;
 use crate::world::*;
@@ -151,5 +157,72 @@ async fn a_deployment_of_version_1_works_on_with_its_contracts() {
     assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
     assert_eq!(world.tokens("BOND-1", "bob").await, 1);
     assert_eq!(world.tokens("CFA-RUB", "bob").await, 3_999_00);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contracts_of_an_unknown_version_are_refused_at_the_start() {
+    let folder = tempfile::tempdir().expect("folder");
+    let world = World::start(folder.path()).await;
+    let contracts = world.contracts().await;
+    world.stop().await;
+    // A contract, but no token.
+    let stored = serde_json::json!({
+        "registry": contracts.registry.to_string(), "money": contracts.registry.to_string(),
+        "settlement": contracts.settlement.to_string(),
+        "redemption": contracts.redemption.to_string(),
+    });
+    let setting = "UPDATE setting SET value = $1 WHERE name = 'contracts'";
+    alter_store_by(folder.path(), setting, &[&stored.to_string()]).await;
+    let refused = World::try_with(folder.path(), Settings::default()).await;
+    let refused = refused.err().expect("unknown code");
+    assert!(
+        refused.to_string().contains("is of an unknown version"),
+        "{refused}"
+    );
+}
+
+/// Submits a call that reverts under the key of the deployment, before the first start.
+async fn revert_deployment(folder: &Path) {
+    let log = events::Embedded::open(folder.join("other-log")).await;
+    let config = ChainConfig {
+        data_dir: folder.join("chain"),
+        seal_interval_ms: 1,
+        ..ChainConfig::default()
+    };
+    let deps = ChainDeps {
+        log: Arc::new(log.expect("log")),
+    };
+    let shutdown = CancellationToken::new();
+    let chain = start_chain(config, deps, shutdown.clone()).await;
+    let chain = chain.expect("chain");
+    // INVALID.
+    let call = Call {
+        to: None,
+        data: vec![0xfe],
+        gas_limit: Some(100_000),
+    };
+    let connector = chain.connector();
+    let sent = connector.submit("bootstrap:platform", &call).await;
+    let hash = sent.expect("submitted").tx_hash;
+    let receipt = connector.wait_receipt(&hash, WAIT).await;
+    let receipt = receipt.expect("read").expect("in a block");
+    assert_eq!(receipt.status, ReceiptStatus::Reverted);
+    drop(connector);
+    shutdown.cancel();
+    chain.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_that_reverted_is_repeated_at_the_next_start() {
+    let folder = tempfile::tempdir().expect("folder");
+    revert_deployment(folder.path()).await;
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "1.00").await;
+    let token = world.instrument("CFA-RUB").await.smart_contract_address;
+    world.stop().await;
+    let mut world = World::start(folder.path()).await;
+    let known = world.instrument("CFA-RUB").await.smart_contract_address;
+    assert_eq!(known, token);
     world.stop().await;
 }
