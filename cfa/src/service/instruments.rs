@@ -11,7 +11,7 @@ use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
 use crate::plan;
 use chain::contracts::id_hash;
-use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, Version};
+use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, TxHash, Version};
 
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
@@ -407,12 +407,14 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
 }
 
 /// Document and terms of the issue for its token (F31). `None` without a document: they can be set
-/// later, once. A document hash that is not 32 bytes in hex is recorded by the keccak256 of its
-/// text.
+/// later, once. A document hash that is not 32 bytes in hex, or is zero, which contracts read as
+/// no document, is recorded by the keccak256 of its text.
 fn chain_terms(instrument: &Instrument) -> Option<Terms> {
     let document = instrument.document_hash.as_str();
+    let none = Terms::default().document_hash;
+    let hash = document.parse::<TxHash>().ok().filter(|hash| *hash != none);
     (!document.is_empty()).then(|| Terms {
-        document_hash: document.parse().unwrap_or_else(|_| id_hash(document)),
+        document_hash: hash.unwrap_or_else(|| id_hash(document)),
         terms_hash: id_hash(&instrument.terms_text()),
         document_uri: instrument.document_uri.clone(),
     })

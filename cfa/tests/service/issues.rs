@@ -340,6 +340,16 @@ async fn f31_document_and_terms_are_on_the_chain_from_the_deployment_on() {
     let plain = plain.await.expect("registered").smart_contract_address;
     let plain = plain.parse().expect("address");
     assert_eq!(connector.token_terms(&plain).await.expect("read"), None);
+    // Zero is no hash of a document: that of its text is recorded.
+    let zeros = "00".repeat(32);
+    let zero = world.register(|request| {
+        request.symbol = "BOND-3".into();
+        request.document_hash = zeros.clone();
+    });
+    let zero = zero.await.expect("registered").smart_contract_address;
+    let zero = zero.parse().expect("address");
+    let terms = connector.token_terms(&zero).await.expect("read");
+    assert_eq!(terms.expect("set").document_hash, id_hash(&zeros));
     world.stop().await;
 }
 

@@ -25,7 +25,7 @@ const GAS_PER_WORD: u64 = 25_000;
 const GAS_BATCH: u64 = 600_000;
 
 /// Functions that a service may call by `SubmitTransaction`: those of its operations. The other
-/// ones change rights, terms or deployments, or take units from holders.
+/// ones change rights, pause or terms, or transfer despite freezes.
 const LISTED: [[u8; 4]; 14] = [
     IdentityRegistry::registerIdentityCall::SELECTOR,
     IdentityRegistry::batchRegisterIdentityCall::SELECTOR,
