@@ -315,6 +315,28 @@ pub struct Instrument {
 }
 
 impl Instrument {
+    /// The terms of the issue as one text, a line `name=value` each; its hash is on chain (F31).
+    /// The lines and their order never change (`docs/contracts.md`).
+    pub fn terms_text(&self) -> String {
+        let number = |value: Option<i64>| value.map_or_else(String::new, |value| value.to_string());
+        let nominal = self.nominal.map(|nominal| nominal.normalized().to_string());
+        let mut lines = vec![
+            format!("instrument={}", self.instrument_id),
+            format!("type={}", self.kind.as_str()),
+            format!("issuer={}", self.issuer_id),
+            format!("decimals={}", self.decimals),
+            format!("currency={}", self.currency_code),
+            format!("nominal={}", nominal.unwrap_or_default()),
+            format!("issue_limit_minor={}", number(self.issue_limit_minor)),
+            format!("issued_at_us={}", number(self.issued_at_us)),
+            format!("matures_at_us={}", number(self.matures_at_us)),
+        ];
+        for Coupon { pays_at_us, amount } in &self.coupons {
+            lines.push(format!("coupon={pays_at_us}:{}", amount.normalized()));
+        }
+        lines.join("\n")
+    }
+
     /// Whether the issue has reached its maturity.
     pub fn is_mature(&self, now_us: i64) -> bool {
         self.matures_at_us.is_some_and(|at_us| at_us <= now_us)

@@ -309,6 +309,12 @@ pub const APPROVALS: &[Approval] = &[
         When::Partly,
         &[Operator, Compliance],
     ),
+    // To adopt an existing token.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
+        When::Partly,
+        &[Operator],
+    ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(
         "dfa.cfa.v1.CfaRegistryService/IssueCfaRub",

@@ -509,6 +509,9 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         let context = write_context(&caller, message.context.take())?;
         caller.require_user(&message.issuer_id)?;
+        if !message.smart_contract_address.is_empty() {
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/RegisterInstrument")?;
+        }
         let new = convert::new_instrument(message).map_err(to_status)?;
         let (instrument, replayed) = self
             .service

@@ -293,6 +293,7 @@ impl Service {
                     token,
                     to: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 vec![operation.user_id.clone()],
             ),
@@ -301,6 +302,7 @@ impl Service {
                     token,
                     from: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 Vec::new(),
             ),
@@ -333,20 +335,15 @@ impl Service {
             ),
             Flow::Transfer => {
                 require_unpaid(operation)?;
-                let (from, to) = (
-                    Address::of_user(&operation.from_user_id),
-                    Address::of_user(&operation.to_user_id),
-                );
-                let users = vec![operation.from_user_id.clone(), operation.to_user_id.clone()];
-                (
-                    Action::Transfer {
-                        token,
-                        from,
-                        to,
-                        units,
-                    },
-                    users,
-                )
+                let (from_id, to_id) = (&operation.from_user_id, &operation.to_user_id);
+                let (from, to) = (Address::of_user(from_id), Address::of_user(to_id));
+                let transfer = Action::Transfer {
+                    token,
+                    from,
+                    to,
+                    units,
+                };
+                (transfer, vec![from_id.clone(), to_id.clone()])
             }
             flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
                 unreachable!("{} is driven elsewhere", flow.as_str())
@@ -533,10 +530,13 @@ impl Service {
             Chain::Succeeded,
             "a mint-back needs a final burn of its operation"
         );
+        // One id for all attempts: the contract accepts one of them.
+        let id = format!("{}:mint-back", operation.operation_id);
         let action = Action::Mint {
             token: self.contracts.money,
             to: Address::of_user(&operation.user_id),
             units: unsigned(operation.units_minor),
+            id: self.contracts.operation_id(&id),
         };
         let key = format!(
             "op:{}:mint-back:{}",

@@ -11,7 +11,8 @@ use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType};
 use crate::placement::{Allotment, Lot, PERIOD_US_MAX, Placement, PlacementTerms};
 use crate::plan;
-use chain::{Action, Address, ReceiptStatus};
+use chain::contracts::id_hash;
+use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, TxHash, Version};
 
 /// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
@@ -176,7 +177,9 @@ impl Service {
                 symbol: instrument.instrument_id.clone(),
                 decimals: instrument.decimals,
                 registry: self.contracts.registry,
-                agents: vec![self.contracts.settlement, self.contracts.redemption],
+                owner: self.chain.owner(),
+                grants: self.contracts.token_grants(self.chain.operator()),
+                terms: chain_terms(&instrument),
             };
             let deployed = self.deploy(&instrument.instrument_id, &action).await?;
             let Some((contract, block)) = deployed else {
@@ -184,6 +187,13 @@ impl Service {
             };
             instrument.contract_address = contract.to_string();
             from_block = block;
+        } else {
+            // A draft may be older than a rule, and its token may have changed since.
+            self.check_adoptable(&instrument, &instrument.contract_address)
+                .await?;
+            if !self.record_terms(&instrument).await? {
+                return Ok(instrument);
+            }
         }
         instrument.status = InstrumentStatus::Active;
         instrument.updated_at_us = self.now_us();
@@ -255,37 +265,66 @@ impl Service {
         }
     }
 
-    /// Checks code, decimals and symbol at the address, and that the platform's operator and
-    /// contracts are its agents (T32).
+    /// Sets document and terms in an adopted token that has none (F31). False until they are in a
+    /// block.
+    async fn record_terms(&self, instrument: &Instrument) -> Result<bool, Error> {
+        let Some(terms) = chain_terms(instrument) else {
+            return Ok(true);
+        };
+        let token = self.token(instrument)?;
+        if self.chain.token_terms(&token).await?.is_some() {
+            return Ok(true);
+        }
+        let instrument_id = &instrument.instrument_id;
+        let action = Action::SetTerms { token, terms };
+        let key = format!("instrument:{instrument_id}:terms");
+        let submitted = self.chain.submit(&key, &action.call()).await?;
+        let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+        match receipt.await?.map(|receipt| receipt.status) {
+            None => Ok(false),
+            Some(ReceiptStatus::Success) => Ok(true),
+            Some(ReceiptStatus::Reverted) => Err(Error::Damaged(format!(
+                "transaction {} that sets the terms of {instrument_id} in its token reverted",
+                submitted.tx_hash
+            ))),
+        }
+    }
+
+    /// Checks that the address has the code of the platform's tokens, the issue's symbol and
+    /// decimals, the platform's allow-list and owner, no account with other roles than the platform
+    /// gives, and no other terms than the issue's (T32, F31).
     async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
         })?;
         let unfit = |why: &str| Error::from(Refusal::ContractUnfit(why.to_owned()));
-        if !self.chain.has_code(&address).await? {
-            return Err(unfit("no code at the address"));
+        match self.chain.token_code(&address).await? {
+            TokenCode::None => return Err(unfit("no code at the address")),
+            TokenCode::Unknown | TokenCode::Token(Version::V1) => {
+                return Err(unfit("its code is not that of the platform's tokens"));
+            }
+            TokenCode::Token(Version::V2) => {}
         }
-        let metadata = self
-            .chain
-            .token_metadata(&address)
-            .await
-            .map_err(|_| unfit("not a token"))?;
+        // The code is known, so a failure is one of the node.
+        let metadata = self.chain.token_metadata(&address).await?;
         if metadata.decimals != instrument.decimals || metadata.symbol != instrument.instrument_id {
             return Err(unfit("symbol or decimals differ"));
         }
-        for agent in [
-            self.chain.operator(),
-            self.contracts.settlement,
-            self.contracts.redemption,
-        ] {
-            if !self
-                .chain
-                .is_agent(&address, &agent)
-                .await
-                .map_err(|_| unfit("not a permissioned token"))?
-            {
-                return Err(unfit("the platform is not its agent"));
-            }
+        let rights = self.chain.token_rights(&address).await?;
+        if rights.registry != self.contracts.registry {
+            return Err(unfit("it has another allow-list"));
+        }
+        if rights.owner != self.chain.owner() || rights.pending_owner.is_some() {
+            return Err(unfit("it has another owner"));
+        }
+        let mut wanted = self.contracts.token_grants(self.chain.operator());
+        wanted.sort_unstable();
+        if rights.grants != wanted {
+            return Err(unfit("its roles are not those of the platform"));
+        }
+        let terms = self.chain.token_terms(&address).await?;
+        if terms.is_some() && terms != chain_terms(instrument) {
+            return Err(unfit("its terms are those of another issue"));
         }
         Ok(())
     }
@@ -506,6 +545,20 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
         )),
         _ => Ok(()),
     }
+}
+
+/// Document and terms of the issue for its token (F31). `None` without a document: they can be set
+/// later, once. A document hash that is not 32 bytes in hex, or is zero, which contracts read as
+/// no document, is recorded by the keccak256 of its text.
+fn chain_terms(instrument: &Instrument) -> Option<Terms> {
+    let document = instrument.document_hash.as_str();
+    let none = Terms::default().document_hash;
+    let hash = document.parse::<TxHash>().ok().filter(|hash| *hash != none);
+    (!document.is_empty()).then(|| Terms {
+        document_hash: hash.unwrap_or_else(|| id_hash(document)),
+        terms_hash: id_hash(&instrument.terms_text()),
+        document_uri: instrument.document_uri.clone(),
+    })
 }
 
 /// Parses an optional address and returns its canonical text; empty if none is given.

@@ -329,6 +329,7 @@ async fn compare(world: &mut World) {
         token: token.parse().expect("address"),
         to: chain::Address::of_user("bob"),
         units: 1,
+        id: Some(key()),
     };
     let submitted = world.connector().submit(&key(), &mint.call()).await;
     let hash = submitted.expect("submitted").tx_hash.to_string();

@@ -34,13 +34,27 @@ async fn act(world: &World, action: &Action) {
 async fn mint(world: &mut World, instrument_id: &str, units: u128) {
     let token = token(world, instrument_id).await;
     let to = Address::of_user("alice");
-    act(world, &Action::Mint { token, to, units }).await;
+    let id = Some(key());
+    let mint = Action::Mint {
+        token,
+        to,
+        units,
+        id,
+    };
+    act(world, &mint).await;
 }
 
 async fn burn(world: &mut World, instrument_id: &str, units: u128) {
     let token = token(world, instrument_id).await;
     let from = Address::of_user("alice");
-    act(world, &Action::Burn { token, from, units }).await;
+    let id = Some(key());
+    let burn = Action::Burn {
+        token,
+        from,
+        units,
+        id,
+    };
+    act(world, &burn).await;
 }
 
 /// Waits until health has a finding, or has none.

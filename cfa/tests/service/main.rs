@@ -27,4 +27,5 @@ mod strangers;
 mod subscriptions;
 mod terms;
 mod trades;
+mod versions;
 mod world;

@@ -13,6 +13,7 @@ async fn mint(world: &mut World, instrument_id: &str, units: u128) {
         token: token.parse().expect("address"),
         to: Address::of_user("alice"),
         units,
+        id: Some(key()),
     };
     let submitted = world.connector().submit(&key(), &mint.call()).await;
     let hash = submitted.expect("submitted").tx_hash.to_string();

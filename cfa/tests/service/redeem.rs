@@ -427,6 +427,7 @@ async fn reverted_burn_frees_the_money(earlier: Option<PaymentStatus>) {
         token,
         from,
         units: 90_00,
+        id: Some("behind".into()),
     };
     let burned = world
         .connector()

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cfa::{CfaConfig, CfaDeps, CfaHandle, Clock};
-use chain::{ChainConfig, ChainDeps, ChainHandle, Connector, TxHash, start_chain};
+use chain::{
+    Action, ChainConfig, ChainDeps, ChainHandle, Connector, Contracts, TxHash, start_chain,
+};
 use events::{Event, Log};
 use prost::Message;
 use proto::cfa::v1 as pb;
@@ -214,6 +216,36 @@ impl World {
 
     pub fn connector(&self) -> Connector {
         self.chain.connector()
+    }
+
+    /// The contracts that the first start deployed.
+    pub async fn contracts(&self) -> Contracts {
+        let deployed = self.connector().submission("bootstrap:platform").await;
+        let deployed = deployed.expect("read").expect("deployed");
+        Contracts::of_platform(&deployed.contract.expect("a deployment"))
+    }
+
+    /// Deploys a token as the platform does. Returns its address.
+    pub async fn deploy_token(
+        &self,
+        symbol: &str,
+        change: impl FnOnce(&mut Action),
+    ) -> chain::Address {
+        let (connector, contracts) = (self.connector(), self.contracts().await);
+        let mut deploy = Action::DeployToken {
+            name: "x".into(),
+            symbol: symbol.into(),
+            decimals: 0,
+            registry: contracts.registry,
+            owner: connector.owner(),
+            grants: contracts.token_grants(connector.operator()),
+            terms: None,
+        };
+        change(&mut deploy);
+        let submitted = connector.submit(&key(), &deploy.call()).await;
+        let submitted = submitted.expect("submitted");
+        let receipt = self.receipt(&submitted.tx_hash.to_string()).await;
+        receipt.contract_address.expect("contract")
     }
 
     /// Runs one sweep: resumes all open operations.
@@ -722,7 +754,7 @@ pub fn event<M: Message>(topic: &str, key: &str, type_name: &str, message: &M) -
     }
 }
 
-/// Calls a contract's function without arguments as its owner, e.g. `pause()`.
+/// Calls a contract's function without arguments as the operator, e.g. `pause()`.
 pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &str) {
     let token = world.instrument(instrument_id).await.smart_contract_address;
     let hash = chain::keccak256(signature.as_bytes());

@@ -10,6 +10,7 @@
 //! | `submit` | nonces, signatures, the first send |
 //! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
+//! | `tokens` | reads of a token: code, rights, terms, freezes |
 //! | `node_error` | meaning of a node's error text |
 //! | `recent` | contents of the last final blocks |
 //! | `fees`, `signer`, `repo` | fees, the signing account, the store |
@@ -30,6 +31,7 @@ mod recent;
 mod repo;
 mod signer;
 mod submit;
+mod tokens;
 mod upkeep;
 mod watcher;
 
@@ -50,13 +52,14 @@ use async_recursion::async_recursion as boxed;
 use service_kit::KeyedMutex;
 use tokio::sync::watch;
 
-use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
+use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement, TokenV1};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
-pub use repo::known_transactions;
 use recent::RecentBlocks;
+pub use repo::known_transactions;
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
+pub use tokens::{HolderState, TokenCode, TokenRights};
 pub(crate) use upkeep::Upkeep;
 pub use watcher::Watcher;
 
@@ -160,6 +163,7 @@ pub struct BlockInfo {
     pub parent_hash: TxHash,
     pub tx_hashes: Vec<TxHash>,
     pub time_s: u64,
+    pub gas_limit: u64,
     /// Canonical (RLP) bytes of the header.
     pub header: Vec<u8>,
 }
@@ -207,6 +211,8 @@ pub(crate) struct Settings {
     pub replace_after_blocks: u64,
     /// Limit of the fee in wei per gas.
     pub max_fee_per_gas: u128,
+    /// Owner of the contracts that are deployed from now on. `None`: the operator.
+    pub owner: Option<Address>,
 }
 
 struct Inner {
@@ -223,6 +229,8 @@ struct Inner {
     head: AtomicU64,
     /// Number of the last read block, which may be unconfirmed.
     read_tip: AtomicU64,
+    /// Gas limit of the last read block; 0: none was read since the start.
+    block_gas_limit: AtomicU64,
     /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
     recent: Mutex<RecentBlocks>,
@@ -268,6 +276,7 @@ impl Connector {
             marks: submit::Marks::default(),
             head: AtomicU64::new(head),
             read_tip: AtomicU64::new(cursor),
+            block_gas_limit: AtomicU64::new(0),
             last_read_block,
             recent: Mutex::default(),
             broken: Mutex::new(None),
@@ -323,6 +332,11 @@ impl Connector {
     /// The account that signs all transactions.
     pub fn operator(&self) -> Address {
         Address::from(self.inner.signer.address())
+    }
+
+    /// The account that owns the contracts that are deployed from now on, and sets their roles.
+    pub fn owner(&self) -> Address {
+        self.inner.settings.owner.unwrap_or_else(|| self.operator())
     }
 
     /// Number of the last block whose receipts were read and published.
@@ -496,6 +510,7 @@ impl Connector {
             parent_hash: TxHash::from(block.header.parent_hash),
             tx_hashes: block.transactions.hashes().map(TxHash::from).collect(),
             time_s: block.header.timestamp,
+            gas_limit: block.header.gas_limit,
             header: alloy::rlp::encode(&block.header.inner),
         }))
     }
@@ -680,6 +695,7 @@ impl Connector {
         .await
     }
 
+    /// Whether an account is an agent of a contract of version 1.
     #[boxed]
     pub async fn is_agent(
         &self,
@@ -688,7 +704,7 @@ impl Connector {
     ) -> Result<bool, ChainError> {
         self.call_view(
             contract,
-            CfaToken::isAgentCall {
+            TokenV1::isAgentCall {
                 account: account.raw(),
             },
         )
@@ -760,16 +776,26 @@ fn to_transfer(log: &Log) -> Option<TokenTransfer> {
     })
 }
 
-fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
-    let failed_trades = receipt
-        .logs()
-        .iter()
-        .filter_map(|log| Settlement::TradeFailed::decode_log(&log.inner).ok())
+/// The trades that the called settlement contract left out. The logs of other contracts are not
+/// read: a token of the batch could name a settled trade in an event of its own.
+fn failed_trades<'a>(
+    settlement: alloy::primitives::Address,
+    logs: impl Iterator<Item = &'a alloy::primitives::Log>,
+) -> Vec<FailedTrade> {
+    logs.filter(|log| log.address == settlement)
+        .filter_map(|log| Settlement::TradeFailed::decode_log(log).ok())
         .map(|failed| FailedTrade {
             token: Address::from(failed.token),
             number: failed.tradeNumber.saturating_to(),
         })
-        .collect();
+        .collect()
+}
+
+fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
+    let logs = receipt.logs().iter().map(|log| &log.inner);
+    let failed_trades = receipt
+        .to
+        .map_or_else(Vec::new, |to| failed_trades(to, logs));
     Receipt {
         tx_hash: TxHash::from(receipt.transaction_hash),
         included_tx_hash: TxHash::from(receipt.transaction_hash),
@@ -785,5 +811,32 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),
         failed_trades,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy::primitives::Log;
+
+    use super::*;
+
+    #[test]
+    fn failed_trades_are_those_that_the_called_contract_names() {
+        let (settlement, token) = (Address::of_user("settlement"), Address::of_user("token"));
+        let log = |emitter: Address, number: u64| {
+            let failed = Settlement::TradeFailed {
+                batchId: Default::default(),
+                token: token.raw(),
+                tradeNumber: U256::from(number),
+                reason: Default::default(),
+            };
+            Log {
+                address: emitter.raw(),
+                data: failed.encode_log_data(),
+            }
+        };
+        let logs = [log(settlement, 1), log(token, 2)];
+        let failed = FailedTrade { token, number: 1 };
+        assert_eq!(failed_trades(settlement.raw(), logs.iter()), [failed]);
     }
 }

@@ -190,9 +190,12 @@ impl Watcher {
     /// The node's block. The node said that it has it.
     async fn node_block(&self, number: u64) -> Result<BlockInfo, ChainError> {
         let block = self.connector.block(Some(number)).await?;
-        block.ok_or_else(|| {
+        let block = block.ok_or_else(|| {
             ChainError::Unavailable(format!("the node does not have block {number}"))
-        })
+        })?;
+        let limit = &self.connector.inner.block_gas_limit;
+        limit.store(block.gas_limit, Ordering::Relaxed);
+        Ok(block)
     }
 
     /// Undoes the unconfirmed blocks that the node does not have.

@@ -25,7 +25,7 @@ mod pool;
 mod receipts;
 mod repo;
 mod rpc;
-mod state;
+pub mod state;
 mod transport;
 
 use std::path::PathBuf;

@@ -57,7 +57,8 @@ pub struct SettlementConfig {
     pub data_dir: PathBuf,
     /// Engine node whose journal is settled.
     pub node: u8,
-    /// Number of trades at which a batch is sealed; the chain accepts at most 500.
+    /// Number of trades at which a batch is sealed; the chain accepts at most 500. A batch needs up
+    /// to 150,000 gas per trade, and its transaction has at most the gas of a block.
     pub batch_trades_max: usize,
     /// Maximum ledger rows per batch.
     pub batch_rows_max: usize,
