@@ -31,6 +31,14 @@ pub enum Refusal {
     InstrumentExists,
     #[error("Instrument is not active")]
     InstrumentNotActive,
+    #[error("Terms of the issue are immutable")]
+    TermsImmutable,
+    #[error("The issue decision is not signed")]
+    DecisionUnsigned,
+    #[error("Signatures cannot be verified: no certificate authority is configured (cfa.ca_file)")]
+    NoAuthority,
+    #[error("Too many drafts")]
+    TooManyDrafts,
     #[error("Operation is not in a state for this")]
     OperationState,
     #[error("Deposit is resolved already")]

@@ -8,6 +8,7 @@
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
+//! | `signing` | keys and certificates for documents |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
@@ -29,6 +30,7 @@ pub mod plan;
 mod repo;
 pub mod saga;
 mod service;
+mod signing;
 
 use futures::future::BoxFuture;
 use std::path::PathBuf;
@@ -53,6 +55,13 @@ pub struct CfaConfig {
     pub submit_attempts_max: u32,
     /// Limit of trades per batch, at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
+    /// Certificates of the authorities (PEM) that issue the issuers' certificates. `None`: no issue
+    /// decision can be signed. The sandbox has its own.
+    pub ca_file: Option<PathBuf>,
+    /// The operator's key (PKCS#8, DER) for extracts from the register. `None`: none can be made.
+    pub extract_key_file: Option<PathBuf>,
+    /// The certificate (DER) of that key.
+    pub extract_certificate_file: Option<PathBuf>,
 }
 
 /// Largest batch that settlement sends.
@@ -65,6 +74,9 @@ impl Default for CfaConfig {
             sweep_interval_ms: 1_000,
             submit_attempts_max: 60,
             batch_trades_max: BATCH_TRADES,
+            ca_file: None,
+            extract_key_file: None,
+            extract_certificate_file: None,
         }
     }
 }
@@ -100,6 +112,7 @@ pub fn start(
                 "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
+        let signing = signing::Signing::open(&config)?;
         let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
@@ -114,6 +127,7 @@ pub fn start(
             contracts,
             deps.clock,
             config,
+            signing,
             health.clone(),
         ));
         let tasks = TaskTracker::new();

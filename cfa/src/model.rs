@@ -305,6 +305,44 @@ pub struct Instrument {
     pub idempotency_key: String,
     pub registered_at_us: i64,
     pub updated_at_us: i64,
+    /// The operator has activated it. A DRAFT is activated until its contract is deployed.
+    pub activated: bool,
+}
+
+/// The decision on an issue. Hash and address of its document are in the instrument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssueDecision {
+    pub instrument_id: String,
+    /// Empty if only its hash is known.
+    pub document: Vec<u8>,
+    /// Empty: not signed.
+    pub signature: Vec<u8>,
+    /// Subject and serial number of the certificate.
+    pub signer: String,
+    pub certificate_serial: String,
+    /// Caller that gave the signature.
+    pub signed_by: String,
+    pub signed_at_us: Option<i64>,
+    /// Persons of the approval.
+    pub activated_by: String,
+    pub activated_at_us: Option<i64>,
+}
+
+impl IssueDecision {
+    /// A decision that is not signed.
+    pub fn of(instrument_id: &str, document: Vec<u8>) -> Self {
+        Self {
+            instrument_id: instrument_id.to_owned(),
+            document,
+            signature: Vec::new(),
+            signer: String::new(),
+            certificate_serial: String::new(),
+            signed_by: String::new(),
+            signed_at_us: None,
+            activated_by: String::new(),
+            activated_at_us: None,
+        }
+    }
 }
 
 impl Instrument {

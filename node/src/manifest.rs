@@ -27,8 +27,14 @@ const LAYOUT: u32 = 1;
 /// Version of the data folder. It changes with the layout and with the format of journalled
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
-/// Stores that a later version added. A folder without one gets it at its next start.
-const ADDED: [&str; 1] = ["approvals/approvals.db"];
+/// Parts that a later version added. A folder without one gets it at its next start.
+const ADDED: [&str; 5] = [
+    "approvals/approvals.db",
+    "keys/ca.pk8",
+    "keys/ca.pem",
+    "keys/extracts.pk8",
+    "keys/extracts.der",
+];
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; do not edit.
@@ -110,6 +116,9 @@ fn parts(config: &Config) -> Vec<Part> {
         "webhook_secret",
     ] {
         add(true, Key, config.payments.keys_dir.join(name));
+    }
+    for name in ["ca.pk8", "ca.pem", "extracts.pk8", "extracts.der"] {
+        add(true, Key, config.bank.keys_dir.join(name));
     }
     for name in ["cert.der", "key.der"] {
         add(true, Key, config.market.data_dir.join("tls").join(name));
@@ -209,19 +218,21 @@ impl Content {
         Ok(content)
     }
 
-    /// Adds, as pending, the stores that a later version added and that do not exist yet. True if
+    /// Adds, as pending, the parts that a later version added and that do not exist yet. True if
     /// there are any.
     fn add_new(&mut self, parts: &[Part]) -> bool {
         let is_new = |part: &&Part| {
             ADDED.contains(&part.name.as_str()) && !self.has(&part.name) && !part.is_there()
         };
-        let new: Vec<String> = parts
-            .iter()
-            .filter(is_new)
-            .map(|part| part.name.clone())
-            .collect();
-        self.stores.extend(new.iter().cloned());
-        self.pending.extend(new.iter().cloned());
+        let new: Vec<&Part> = parts.iter().filter(is_new).collect();
+        for part in &new {
+            let name = part.name.clone();
+            match part.kind {
+                Kind::Key => drop(self.keys.insert(name, String::new())),
+                Kind::Store | Kind::Journal => drop(self.stores.insert(name)),
+            }
+            self.pending.insert(part.name.clone());
+        }
         !new.is_empty()
     }
 

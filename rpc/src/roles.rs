@@ -54,6 +54,16 @@ const DUTY: &[Role] = &[Operator, Compliance, Service];
 const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
 const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
 const ISSUE: &[Role] = &[Issuer, Operator, Service];
+/// Staff, and issuers for their own issues.
+const REGISTER: &[Role] = &[
+    Issuer,
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+];
 const SERVICE_ONLY: &[Role] = &[Service];
 /// Staff with a role that changes something. Services neither request nor approve.
 const PERSONS: &[Role] = &[Operator, Treasury, Compliance, MarketSupervisor];
@@ -99,6 +109,9 @@ const TABLE: &[(&str, Rows)] = &[
             ("RegisterInstrument", ISSUE),
             ("GetInstrument", EVERYONE),
             ("ListInstruments", EVERYONE),
+            ("SignIssueDecision", ISSUE),
+            ("ActivateInstrument", OPERATE),
+            ("GetIssueDecision", EVERYONE),
             ("UpdateInstrument", ISSUE),
             ("IssueCfaRub", MONEY),
             (
@@ -118,18 +131,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("TransferCfa", &[Investor, Trader, Issuer, Service]),
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),
-            (
-                "ListHolders",
-                &[
-                    Issuer,
-                    Operator,
-                    Treasury,
-                    Compliance,
-                    MarketSupervisor,
-                    Auditor,
-                    Service,
-                ],
-            ),
+            ("ListHolders", REGISTER),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
@@ -255,6 +257,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetFault", OPERATE),
             ("GetBankBalance", STAFF),
             ("ListTransfers", STAFF),
+            ("SignDocument", REGISTER),
         ],
     ),
 ];
@@ -295,6 +298,12 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.ledger.v1.LedgerService/SetSubAccountStatus",
         When::Partly,
         &[Operator, Compliance],
+    ),
+    // The publication of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ActivateInstrument",
+        When::Always,
+        &[Operator],
     ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(

@@ -72,6 +72,7 @@ struct Services {
     ledger: rpc::Channel,
     cfa: rpc::Channel,
     identity: rpc::Channel,
+    ca: sandbox::bank::Ca,
     payments: Arc<testkit::ServiceDoubles>,
     token: CancellationToken,
     _slots: Vec<rpc::LocalSlot>,
@@ -132,8 +133,11 @@ impl Services {
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
+        let keys = folder.join("keys");
+        let ca = sandbox::bank::Ca::open(&keys).unwrap();
         let cfa_config = cfa::CfaConfig {
             data_dir: folder.join("cfa"),
+            ca_file: Some(keys.join("ca.pem")),
             ..Default::default()
         };
         let cfa = cfa::start(cfa_config, cfa_deps, token.clone())
@@ -144,6 +148,7 @@ impl Services {
             ledger: channel(0),
             cfa: channel(2),
             identity: channel(1),
+            ca,
             payments,
             token,
             _slots: slots,
@@ -177,6 +182,23 @@ impl Services {
                 issuer_id: "issuer-1".into(),
                 currency_code: "RUB".into(),
                 ..Default::default()
+            })
+            .await
+            .unwrap();
+            let signature = self.ca.sign("issuer-1", &[7; 32]).unwrap();
+            cfa.sign_issue_decision(cfa_wire::SignIssueDecisionRequest {
+                context: context(&format!("sign-{ix}")),
+                instrument_id: spec.id.to_string(),
+                document_hash: "07".repeat(32),
+                signature: signature.into(),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+            cfa.activate_instrument(cfa_wire::ActivateInstrumentRequest {
+                context: context(&format!("activate-{ix}")),
+                instrument_id: spec.id.to_string(),
+                document_hash: "07".repeat(32),
             })
             .await
             .unwrap();

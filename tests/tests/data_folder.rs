@@ -24,8 +24,12 @@ const STORES: [&str; 13] = [
     "settlement/settlement.db",
     "journal",
 ];
-const KEYS: [&str; 6] = [
+const KEYS: [&str; 10] = [
     "chain/operator.key",
+    "keys/ca.pk8",
+    "keys/ca.pem",
+    "keys/extracts.pk8",
+    "keys/extracts.der",
     "keys/gateway_ed25519.pk8",
     "keys/gateway_ed25519.pub",
     "keys/webhook_secret",

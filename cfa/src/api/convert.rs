@@ -10,7 +10,7 @@ use types::Decimal;
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
+    IssueDecision, IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
@@ -49,6 +49,10 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PayoutFailed => status::failed_precondition("PAYOUT_FAILED", text),
         Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),
         Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
+        Refusal::TermsImmutable => status::failed_precondition("TERMS_IMMUTABLE", text),
+        Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
+        Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
+        Refusal::TooManyDrafts => status::failed_precondition("TOO_MANY_DRAFTS", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
         Refusal::PaymentUnpaid => status::failed_precondition("PAYMENT_NOT_PAID", text),
@@ -260,7 +264,23 @@ pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstr
         price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        document: request.document.to_vec(),
     })
+}
+
+pub fn issue_decision(instrument: &Instrument, decision: IssueDecision) -> pb::IssueDecision {
+    pb::IssueDecision {
+        instrument_id: decision.instrument_id,
+        document_hash: instrument.document_hash.clone(),
+        document_uri: instrument.document_uri.clone(),
+        document: decision.document.into(),
+        signature: decision.signature.into(),
+        signer: decision.signer,
+        certificate_serial: decision.certificate_serial,
+        signed_at: decision.signed_at_us.and_then(wire_time),
+        activated_by: decision.activated_by,
+        activated_at: decision.activated_at_us.and_then(wire_time),
+    }
 }
 
 pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<InstrumentChange, Error> {

@@ -24,8 +24,8 @@ use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, InstrumentType, Offer, OfferSide, RedemptionReason};
 use crate::repo::OperationFilter;
 use crate::service::{
-    IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
-    RequestMeta, Service,
+    IssueInvestment, NewOffer, NewRedemption, NewSignature, NewTransfer, OperationResult,
+    RedeemInvestment, RequestMeta, Service,
 };
 use convert::to_status;
 
@@ -415,6 +415,61 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.instruments(message).await?))
+    }
+
+    async fn sign_issue_decision(
+        &self,
+        request: Request<pb::SignIssueDecisionRequest>,
+    ) -> Answer<pb::SignIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let new = NewSignature {
+            instrument_id: message.instrument_id,
+            document_hash: message.document_hash,
+            signature: message.signature.to_vec(),
+            document_uri: message.document_uri,
+        };
+        let signed = self.service.sign_decision(&context, new).await;
+        let (instrument, decision, replayed) = signed.map_err(to_status)?;
+        let answer = pb::SignIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn activate_instrument(
+        &self,
+        request: Request<pb::ActivateInstrumentRequest>,
+    ) -> Answer<pb::ActivateInstrumentResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (instrument_id, hash) = (&message.instrument_id, &message.document_hash);
+        let activated = self
+            .service
+            .activate_instrument(&context, instrument_id, hash);
+        let (instrument, replayed) = activated.await.map_err(to_status)?;
+        let answer = pb::ActivateInstrumentResponse {
+            instrument: Some(convert::instrument(&instrument)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn get_issue_decision(
+        &self,
+        request: Request<pb::GetIssueDecisionRequest>,
+    ) -> Answer<pb::GetIssueDecisionResponse> {
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let found = self.service.decision(&message.instrument_id).await;
+        let (instrument, decision) = found.map_err(to_status)?;
+        Ok(Response::new(pb::GetIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        }))
     }
 
     async fn update_instrument(

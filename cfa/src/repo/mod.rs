@@ -4,6 +4,7 @@
 //! its events and the inbox row of its cause commit together.
 
 mod batches;
+mod decisions;
 mod instruments;
 mod offers;
 mod operations;
@@ -29,7 +30,8 @@ pub use registry::HolderMove;
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions", "0010_offers", "0011_past_holders"
+    "0009_subscriptions", "0010_offers", "0011_past_holders",
+    "0015_decisions"
 );
 
 #[derive(Clone)]

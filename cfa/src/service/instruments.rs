@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpec, SpecError};
 
+use super::decision::{DRAFTS_MAX, check_immutable, document_hash};
 use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
-use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType, IssueDecision};
+use crate::peers::SOURCE;
 use crate::plan;
 use chain::{Action, Address, ReceiptStatus};
 
@@ -39,6 +41,8 @@ pub struct NewInstrument {
     pub price_band_high: Option<Decimal>,
     pub document_hash: String,
     pub document_uri: String,
+    /// Empty: only the hash is registered.
+    pub document: Vec<u8>,
 }
 
 /// Unset fields stay unchanged.
@@ -55,8 +59,11 @@ pub struct InstrumentChange {
 }
 
 impl Service {
-    /// Registers an issue, and deploys its token or adopts the contract at the given address. The
-    /// issue is ACTIVE as soon as the contract is deployed, else DRAFT. True for a repeat.
+    /// Registers an issue as a DRAFT. True for a repeat, which returns the issue as it is.
+    ///
+    /// # Errors
+    /// An invalid field; `InstrumentExists`; `TooManyDrafts` of the issuer; `ContractUnfit`;
+    /// `UserNotFound` for the issuer.
     pub async fn register_instrument(
         &self,
         meta: &RequestMeta,
@@ -71,7 +78,7 @@ impl Service {
             if !instrument.as_ref().is_ok_and(is_same) {
                 rpc::context::note_difference("RegisterInstrument", key);
             }
-            return Ok((self.complete_instrument(known).await?, true));
+            return Ok((known, true));
         }
         let instrument = instrument?;
         let now_us = self.clock.now_us();
@@ -96,6 +103,20 @@ impl Service {
             self.check_adoptable(&instrument, &request.contract_address)
                 .await?;
         }
+        let decision = IssueDecision::of(&instrument.instrument_id, request.document);
+        let events = [
+            publish::instrument_registered(&instrument, &meta.correlation_id),
+            publish::audit(
+                "instrument.registered",
+                &instrument.instrument_id,
+                &meta.actor,
+                "",
+                instrument.status.as_str(),
+                &instrument.document_hash,
+                &meta.correlation_id,
+                instrument.updated_at_us,
+            ),
+        ];
         let mut tx = self.repo.begin().await?;
         if !self
             .repo
@@ -104,25 +125,25 @@ impl Service {
         {
             return Err(Refusal::InstrumentExists.into());
         }
-        tx.commit().await?;
-        match self.complete_instrument(instrument.clone()).await {
-            Err(error) if error.is_transient() => {
-                tracing::warn!(instrument_id = instrument.instrument_id, %error, "deployment is left to the sweep");
-                Ok((instrument, false))
-            }
-            done => Ok((done?, false)),
+        let issuer = &instrument.issuer_id;
+        if self.repo.count_drafts_in_tx(&mut tx, issuer).await? > DRAFTS_MAX {
+            return Err(Refusal::TooManyDrafts.into());
         }
+        self.repo.save_decision_in_tx(&mut tx, &decision).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        Ok((instrument, false))
     }
 
-    /// Activates a DRAFT: deploys its contract, if it has none, and publishes the event. Ignores
-    /// other statuses.
+    /// Makes an activated DRAFT active: deploys its contract, if it has none, and publishes the
+    /// event. Ignores other issues.
     pub(super) async fn complete_instrument(
         &self,
         instrument: Instrument,
     ) -> Result<Instrument, Error> {
         let _lock = self.object_locks.lock(&instrument.instrument_id).await;
         let mut instrument = self.require_instrument(&instrument.instrument_id).await?;
-        if instrument.status != InstrumentStatus::Draft {
+        if instrument.status != InstrumentStatus::Draft || !instrument.activated {
             return Ok(instrument);
         }
         let issuer = instrument.issuer_id.as_str();
@@ -145,6 +166,7 @@ impl Service {
             instrument.contract_address = contract.to_string();
             from_block = block;
         }
+        let decision = self.repo.issue_decision(&instrument.instrument_id).await?;
         instrument.status = InstrumentStatus::Active;
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;
@@ -154,19 +176,24 @@ impl Service {
         self.repo
             .add_token_in_tx(&mut tx, &instrument.contract_address, from_block)
             .await?;
-        let events = [
-            publish::instrument_registered(&instrument, &instrument.idempotency_key),
+        let key = &instrument.idempotency_key;
+        let mut events = vec![
+            publish::instrument_updated(&instrument, key),
             publish::audit(
-                "instrument.registered",
+                "instrument.active",
                 &instrument.instrument_id,
-                &instrument.issuer_id,
+                SOURCE,
                 InstrumentStatus::Draft.as_str(),
                 instrument.status.as_str(),
-                "",
-                &instrument.idempotency_key,
+                &instrument.contract_address,
+                key,
                 instrument.updated_at_us,
             ),
         ];
+        // An earlier version registered it and has published nothing.
+        if decision.is_none() {
+            events.insert(0, publish::instrument_registered(&instrument, key));
+        }
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         Ok(instrument)
@@ -297,13 +324,14 @@ impl Service {
         change: InstrumentChange,
     ) -> Result<Instrument, Error> {
         let mut instrument = before.clone();
+        if instrument.status == InstrumentStatus::Draft {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
         if let Some(status) = change.status
             && status != instrument.status
         {
-            // A deployment activates a DRAFT and a redemption ends an issue. Callers make all other
-            // transitions.
-            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
-                && instrument.status != InstrumentStatus::Draft;
+            // A redemption ends an issue. Callers make all other transitions.
+            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft);
             if !is_manual || !instrument.status.may_become(status) {
                 return Err(Refusal::OperationState.into());
             }
@@ -346,6 +374,7 @@ impl Service {
         if terms(&instrument) != terms(before) {
             check_terms(&instrument)?;
         }
+        check_immutable(before, &instrument)?;
         Ok(instrument)
     }
 }
@@ -475,18 +504,20 @@ fn draft_of(
         lot_size,
         price_band_low: request.price_band_low,
         price_band_high: request.price_band_high,
-        document_hash: request.document_hash.clone(),
+        document_hash: document_hash(&request.document_hash, &request.document)?,
         document_uri: request.document_uri.clone(),
         idempotency_key: key.to_owned(),
         registered_at_us: now_us,
         updated_at_us: now_us,
+        activated: false,
     };
     check_tradable(&instrument)?;
     check_terms(&instrument)?;
     Ok(instrument)
 }
 
-/// Whether two registrations agree in the terms that UpdateInstrument cannot change.
+/// Whether two registrations agree in their terms, except those that an earlier version could
+/// change and the document, which may be given with its signature.
 fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
     let terms = |of: &Instrument| {
         (

@@ -9,7 +9,7 @@
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
 //! | `settle` | batches of trades |
-//! | `instruments`, `maturity` | life cycle of an issue |
+//! | `instruments`, `decision`, `maturity` | life cycle of an issue |
 //! | `registry` | holders, from the chain's events |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
@@ -17,6 +17,7 @@
 
 mod block;
 pub mod bootstrap;
+mod decision;
 mod drive;
 mod hold;
 mod instruments;
@@ -45,8 +46,10 @@ use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::peers::Peers;
 use crate::repo::Repo;
+use crate::signing::Signing;
 use chain::{Address, Connector, Contracts};
 
+pub use decision::NewSignature;
 pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
@@ -97,6 +100,7 @@ pub struct Service {
     pub contracts: Contracts,
     pub clock: Clock,
     pub config: CfaConfig,
+    pub signing: Signing,
     pub health: rpc::Health,
     /// One lock per operation, batch, instrument, redemption or offer.
     object_locks: KeyedMutex<String>,
@@ -117,6 +121,7 @@ impl Service {
         contracts: Contracts,
         clock: Clock,
         config: CfaConfig,
+        signing: Signing,
         health: rpc::Health,
     ) -> Self {
         Self {
@@ -126,6 +131,7 @@ impl Service {
             contracts,
             clock,
             config,
+            signing,
             health,
             object_locks: KeyedMutex::default(),
             deposits: KeyedMutex::default(),
@@ -191,7 +197,13 @@ impl Service {
     }
 
     /// Parses the address of an instrument's token contract.
+    ///
+    /// # Errors
+    /// `InstrumentNotActive` for a DRAFT without one.
     fn token(&self, instrument: &Instrument) -> Result<Address, Error> {
+        if instrument.contract_address.is_empty() {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
         instrument.contract_address.parse().map_err(|_| {
             Error::Damaged(format!("contract address of {}", instrument.instrument_id))
         })

@@ -4,6 +4,7 @@
 
 mod agreement;
 mod crash;
+mod decisions;
 mod faults;
 mod issue;
 mod issues;

@@ -63,7 +63,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "approval",
         "Calls that one person requests and another approves",
     ),
-    ("bank", "The sandbox bank: actions of a payer or the bank"),
+    (
+        "bank",
+        "The sandbox bank: actions of a payer, a signer or the bank",
+    ),
 ];
 
 pub const ENTRIES: &[Entry] = entries! {
@@ -99,6 +102,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "instrument" "register" "RegisterInstrument";
         "instrument" "get" "GetInstrument";
         "instrument" "list" "ListInstruments";
+        "instrument" "sign" "SignIssueDecision";
+        "instrument" "activate" "ActivateInstrument";
+        "instrument" "decision" "GetIssueDecision";
         "instrument" "update" "UpdateInstrument";
         "instrument" "redeem" "StartRedemption";
         "instrument" "redemption" "GetRedemption";
@@ -205,6 +211,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "bank" "set-fault" "SetFault";
         "bank" "balance" "GetBankBalance";
         "bank" "transfers" "ListTransfers";
+        "bank" "sign" "SignDocument";
     }
 };
 

@@ -1,4 +1,5 @@
-//! `SandboxBankService`: simulates payers, injects faults, and reads the bank's state.
+//! `SandboxBankService`: simulates payers, injects faults, reads the bank's state, and signs
+//! documents for users.
 
 use std::sync::Arc;
 
@@ -15,12 +16,16 @@ use tonic::{Request, Response, Status};
 use types::PaymentStatus;
 
 use super::{
+    Ca,
     operations::{Bank, Fault, Refusal, Transfer},
     repo,
 };
 
 /// The RPC shell.
-pub struct Api(pub Arc<Bank>);
+pub struct Api {
+    pub bank: Arc<Bank>,
+    pub ca: Arc<Ca>,
+}
 
 #[tonic::async_trait]
 impl SandboxBankService for Api {
@@ -76,7 +81,7 @@ impl SandboxBankService for Api {
         if !ask.account.is_empty() && !for_transfers {
             return Err(invalid_argument("account", "applies to transfers only"));
         }
-        self.0
+        self.bank
             .set_fault(&ask.account, fault)
             .await
             .map_err(to_status)?;
@@ -88,7 +93,7 @@ impl SandboxBankService for Api {
         request: Request<pb::GetBankBalanceRequest>,
     ) -> Result<Response<pb::GetBankBalanceResponse>, Status> {
         rpc::context::record_read_context(request.into_inner().context);
-        let balance = repo::balance(self.0.db.read(), &self.0.config.account_number).await;
+        let balance = repo::balance(self.bank.db.read(), &self.bank.config.account_number).await;
         let balance = balance.map_err(|error| internal(&error))?;
         Ok(Response::new(pb::GetBankBalanceResponse {
             balance: Some(to_money(balance.kopecks())),
@@ -103,7 +108,7 @@ impl SandboxBankService for Api {
         rpc::context::record_read_context(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
         let (created_at_us, id) = page.bound();
-        let rows = repo::list_transfers(self.0.db.read(), created_at_us, id, page.rows_limit());
+        let rows = repo::list_transfers(self.bank.db.read(), created_at_us, id, page.rows_limit());
         let mut rows = rows.await.map_err(|error| internal(&error))?;
         let pagination = page.finish(&mut rows, |transfer| Key {
             created_us: transfer.created_at_us,
@@ -112,6 +117,28 @@ impl SandboxBankService for Api {
         Ok(Response::new(pb::ListTransfersResponse {
             transfers: rows.iter().map(to_transfer).collect(),
             pagination: Some(pagination),
+        }))
+    }
+
+    async fn sign_document(
+        &self,
+        request: Request<pb::SignDocumentRequest>,
+    ) -> Result<Response<pb::SignDocumentResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        if ask.user_id.is_empty() {
+            return Err(invalid_argument("user_id", "must not be empty"));
+        }
+        caller.require_user(&ask.user_id)?;
+        let mut document = [0; 32];
+        hex::decode_to_slice(&ask.document_hash, &mut document)
+            .map_err(|_| invalid_argument("document_hash", "must be 64 hex digits"))?;
+        let signed = self.ca.sign(&ask.user_id, &document);
+        let signature = signed.map_err(|error| internal(&error))?;
+        Ok(Response::new(pb::SignDocumentResponse {
+            signature: signature.into(),
+            document_hash: ask.document_hash,
         }))
     }
 }

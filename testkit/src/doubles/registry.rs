@@ -222,6 +222,9 @@ impl CfaRegistryService for Registry {
 
     unimplemented_methods!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
+        sign_issue_decision: SignIssueDecisionRequest => SignIssueDecisionResponse,
+        activate_instrument: ActivateInstrumentRequest => ActivateInstrumentResponse,
+        get_issue_decision: GetIssueDecisionRequest => GetIssueDecisionResponse,
         update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
         issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
         redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
