@@ -37,6 +37,14 @@ pub enum Refusal {
     DecisionUnsigned,
     #[error("Signatures cannot be verified: no certificate authority is configured (cfa.ca_file)")]
     NoAuthority,
+    #[error("Enforcement act not found")]
+    ActNotFound,
+    #[error("All units of the holder are frozen already")]
+    AlreadyFrozen,
+    #[error("Too many freezes of the holder")]
+    TooManyFreezes,
+    #[error("Receiver is on a sanctions list: {0}")]
+    ReceiverSanctioned(String),
     #[error("Too many drafts")]
     TooManyDrafts,
     #[error("Operation is not in a state for this")]

@@ -23,6 +23,7 @@ code_enum! {
         Transfer = 5 "TransferCfa",
         Trade = 6 "SettleTrades",
         Maturity = 7 "StartRedemption",
+        ForceTransfer = 8 "ForceTransfer",
     }
 }
 
@@ -32,6 +33,7 @@ impl Flow {
             Self::IssueRub | Self::IssueInvestment => OperationType::Issuance,
             Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => OperationType::Redemption,
             Self::Transfer | Self::Trade => OperationType::P2pTransfer,
+            Self::ForceTransfer => OperationType::Enforcement,
         }
     }
 }
@@ -224,7 +226,9 @@ impl Operation {
                 };
                 (limit, OperationType::P2pTransfer, self.amount)
             }
-            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => return None,
+            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity | Flow::ForceTransfer => {
+                return None;
+            }
         })
     }
 
@@ -436,6 +440,84 @@ pub struct Offer {
     pub expires_at_us: i64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
+}
+
+code_enum! {
+    ActKind: i32 {
+        Freeze = 1 "FREEZE",
+        Transfer = 2 "FORCED_TRANSFER",
+    }
+}
+
+code_enum! {
+    /// What orders an enforcement act.
+    ActBasis: i32 {
+        /// Arrest or another decision of a court.
+        Court = 1 "COURT",
+        /// Levy by a bailiff.
+        Levy = 2 "LEVY",
+        Inheritance = 3 "INHERITANCE",
+        /// The holder has lost access and has another account.
+        Recovery = 4 "RECOVERY",
+        /// Sanctions or 115-FZ.
+        Sanctions = 5 "SANCTIONS",
+    }
+}
+
+code_enum! {
+    ActStatus: i32 {
+        /// A freeze: ledger or chain have not confirmed it. A transfer: its operation is open.
+        Pending = 1 "PENDING",
+        Active = 2 "ACTIVE",
+        /// Forced transfers have taken all units of the freeze.
+        Used = 3 "USED",
+        Lifting = 4 "LIFTING",
+        Lifted = 5 "LIFTED",
+        Done = 6 "DONE",
+        Failed = 7 "FAILED",
+    }
+}
+
+/// A freeze or a forced transfer that a document orders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EnforcementAct {
+    /// Of a transfer: its operation's id.
+    pub act_id: String,
+    pub kind: ActKind,
+    pub basis: ActBasis,
+    pub instrument_id: String,
+    pub holder_id: String,
+    /// Empty for a freeze.
+    pub to_user_id: String,
+    /// 0: a freeze of all units.
+    pub units_minor: i64,
+    /// Units of a freeze that no transfer has taken.
+    pub left_minor: i64,
+    pub document: String,
+    /// Empty unless lifted.
+    pub lift_document: String,
+    /// Freeze whose units a transfer takes; empty: available units.
+    pub freeze_id: String,
+    pub status: ActStatus,
+    /// The ledger has frozen.
+    pub held: bool,
+    /// The contract has frozen.
+    pub frozen: bool,
+    /// Transactions that the contract refused in the current step.
+    pub attempts: i64,
+    pub tx_hash: String,
+    pub idempotency_key: String,
+    pub actor: String,
+    pub correlation_id: String,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+impl EnforcementAct {
+    /// Whether it freezes all units, also later ones.
+    pub fn is_whole(&self) -> bool {
+        self.kind == ActKind::Freeze && self.units_minor == 0
+    }
 }
 
 code_enum! {

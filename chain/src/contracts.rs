@@ -97,6 +97,26 @@ pub enum Action {
         account: Address,
         frozen: bool,
     },
+    /// Freezes units in addition to frozen ones. Reverts if the holder has fewer free units.
+    FreezeUnits {
+        token: Address,
+        account: Address,
+        units: u128,
+    },
+    UnfreezeUnits {
+        token: Address,
+        account: Address,
+        units: u128,
+    },
+    /// Enforcement, despite freezes and pause. `reason` is the hash of the document that orders it.
+    ForcedTransfer {
+        token: Address,
+        id: String,
+        from: Address,
+        to: Address,
+        units: u128,
+        reason: TxHash,
+    },
     /// The contract accepts `id` once, and each trade number once per token.
     SettleTrades {
         settlement: Address,
@@ -239,6 +259,9 @@ impl Action {
                 },
                 GAS_SIMPLE,
             ),
+            Self::FreezeUnits { .. } | Self::UnfreezeUnits { .. } | Self::ForcedTransfer { .. } => {
+                enforcement(self)
+            }
             Self::SettleTrades {
                 settlement,
                 id,
@@ -295,6 +318,52 @@ impl Action {
                 GAS_SIMPLE + GAS_PER_PAYOUT * payouts.len() as u64,
             ),
         }
+    }
+}
+
+fn enforcement(action: &Action) -> Call {
+    match action {
+        Action::FreezeUnits {
+            token,
+            account,
+            units,
+        } => call(
+            token,
+            CfaToken::freezePartialTokensCall {
+                account: account.raw(),
+                amount: U256::from(*units),
+            },
+            GAS_SIMPLE,
+        ),
+        Action::UnfreezeUnits {
+            token,
+            account,
+            units,
+        } => call(
+            token,
+            CfaToken::unfreezePartialTokensCall {
+                account: account.raw(),
+                amount: U256::from(*units),
+            },
+            GAS_SIMPLE,
+        ),
+        // This version of the token knows neither id nor reason.
+        Action::ForcedTransfer {
+            token,
+            from,
+            to,
+            units,
+            ..
+        } => call(
+            token,
+            CfaToken::forcedTransferCall {
+                from: from.raw(),
+                to: to.raw(),
+                amount: U256::from(*units),
+            },
+            GAS_SIMPLE,
+        ),
+        other => unreachable!("{other:?} enforces nothing"),
     }
 }
 

@@ -141,6 +141,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("FinalizeRedemption", OPERATE),
             ("ListSuspendedDeposits", STAFF),
             ("ResolveSuspendedDeposit", MONEY),
+            ("FreezeUnits", DUTY),
+            ("LiftFreeze", DUTY),
+            ("ForceTransfer", DUTY),
+            ("ListEnforcementActs", STAFF),
             ("SetRedemptionBlock", DUTY),
             ("RefundRedemption", &[Compliance, Service]),
         ],
@@ -304,6 +308,17 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/ActivateInstrument",
         When::Always,
         &[Operator],
+    ),
+    // Enforcement: a freeze takes one person.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftFreeze",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ForceTransfer",
+        When::Always,
+        &[Operator, Compliance],
     ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(

@@ -10,7 +10,7 @@
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
-//! | hold of an offer | name of the CFA service |
+//! | hold of an offer, hold of a freeze | name of the CFA service |
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -186,6 +186,11 @@ pub fn redemption_hold(operation_id: &str) -> Id128 {
 /// Ledger hold of an offer: the payment of a subscription, or the units that a holder offers.
 pub fn offer_hold(offer_id: &str) -> Id128 {
     cfa_uuid(&format!("{offer_id}:subscription"))
+}
+
+/// Ledger hold of the units that an enforcement act freezes.
+pub fn enforcement_hold(act_id: &str) -> Id128 {
+    cfa_uuid(&format!("{act_id}:freeze"))
 }
 
 /// Id of the redemption of an issue.

@@ -18,3 +18,44 @@ CREATE TABLE issue_decision (
     activated_by       TEXT NOT NULL,
     activated_at_us    INTEGER
 );
+
+-- Enforcement acts: freezes (kind 1) and forced transfers (kind 2), each ordered by a document.
+-- Status: 1 pending, 2 active, 3 used (all its units were transferred), 4 lifting, 5 lifted, 6 done, 7 failed.
+CREATE TABLE enforcement_act (
+    act_id         TEXT PRIMARY KEY,
+    kind           INTEGER NOT NULL CHECK (kind IN (1, 2)),
+    basis          INTEGER NOT NULL,
+    instrument_id  TEXT NOT NULL,
+    holder_id      TEXT NOT NULL,
+    -- empty for a freeze
+    to_user_id     TEXT NOT NULL,
+    -- 0: a freeze of all units, also of those that are received later
+    units_minor    INTEGER NOT NULL CHECK (units_minor >= 0),
+    -- units of a freeze that no forced transfer has taken
+    left_minor     INTEGER NOT NULL CHECK (left_minor >= 0),
+    document       TEXT NOT NULL,
+    lift_document  TEXT NOT NULL DEFAULT '',
+    -- freeze whose units a forced transfer takes
+    freeze_id      TEXT NOT NULL,
+    status         INTEGER NOT NULL,
+    -- the ledger holds the units or has frozen the sub-account
+    held           INTEGER NOT NULL DEFAULT 0,
+    -- the contract has frozen the units or the address
+    frozen         INTEGER NOT NULL DEFAULT 0,
+    attempts       INTEGER NOT NULL DEFAULT 0,
+    tx_hash        TEXT NOT NULL DEFAULT '',
+    idempotency_key TEXT NOT NULL,
+    actor          TEXT NOT NULL,
+    correlation_id TEXT NOT NULL,
+    created_at_us  INTEGER NOT NULL,
+    updated_at_us  INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX act_key ON enforcement_act (actor, idempotency_key) WHERE kind = 1;
+CREATE UNIQUE INDEX act_whole ON enforcement_act (holder_id, instrument_id)
+    WHERE kind = 1 AND units_minor = 0 AND status IN (1, 2, 4);
+CREATE INDEX act_listed ON enforcement_act (created_at_us, act_id);
+CREATE INDEX act_of_holder ON enforcement_act (holder_id, created_at_us, act_id);
+CREATE INDEX act_of_freeze ON enforcement_act (freeze_id) WHERE kind = 2 AND status = 1;
+CREATE INDEX act_live ON enforcement_act (holder_id) WHERE kind = 1 AND status IN (1, 2, 4);
+-- Freezes that the sweep continues.
+CREATE INDEX act_open ON enforcement_act (updated_at_us) WHERE kind = 1 AND status IN (1, 4);

@@ -9,8 +9,9 @@ use types::Decimal;
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueDecision, IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
+    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Instrument,
+    InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption, Offer, Operation,
+    SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
@@ -52,6 +53,10 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::TermsImmutable => status::failed_precondition("TERMS_IMMUTABLE", text),
         Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
         Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
+        Refusal::ActNotFound => status::not_found("ACT_NOT_FOUND", text),
+        Refusal::AlreadyFrozen => status::failed_precondition("ALREADY_FROZEN", text),
+        Refusal::TooManyFreezes => status::failed_precondition("TOO_MANY_FREEZES", text),
+        Refusal::ReceiverSanctioned(_) => status::failed_precondition("SANCTIONS_HIT", text),
         Refusal::TooManyDrafts => status::failed_precondition("TOO_MANY_DRAFTS", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
@@ -419,6 +424,49 @@ pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemp
         created_at: wire_time(redemption.created_at_us),
         finalized_at: redemption.finalized_at_us.and_then(wire_time),
     }
+}
+
+pub fn enforcement_act(act: &EnforcementAct, decimals: u8) -> pb::EnforcementAct {
+    let id = &act.instrument_id;
+    let amount = |units| Some(convert::to_monetary_amount_minor(id, units, decimals));
+    let of_units = !act.is_whole();
+    let has_left = of_units && act.kind == ActKind::Freeze;
+    pb::EnforcementAct {
+        act_id: act.act_id.clone(),
+        kind: act.kind.code(),
+        basis: act.basis.code(),
+        instrument_id: id.clone(),
+        holder_id: act.holder_id.clone(),
+        to_user_id: act.to_user_id.clone(),
+        amount: of_units.then(|| amount(act.units_minor)).flatten(),
+        left: has_left.then(|| amount(act.left_minor)).flatten(),
+        document: act.document.clone(),
+        lift_document: act.lift_document.clone(),
+        freeze_id: act.freeze_id.clone(),
+        status: act.status.code(),
+        onchain_tx_hash: act.tx_hash.clone(),
+        actor: act.actor.clone(),
+        created_at: wire_time(act.created_at_us),
+        updated_at: wire_time(act.updated_at_us),
+    }
+}
+
+/// Longest name of a document, in bytes. The ledger's records contain it with a prefix.
+const DOCUMENT_BYTES_MAX: usize = 512;
+
+/// Checks the required name of a document that orders an act.
+pub fn document(field: &'static str, text: String) -> Result<String, Error> {
+    if text.len() > DOCUMENT_BYTES_MAX {
+        let why = format!("must have at most {DOCUMENT_BYTES_MAX} bytes");
+        return Err(Refusal::field(field, why).into());
+    }
+    id(field, text)
+}
+
+/// Reads what orders an act. It is required.
+pub fn basis(code: i32) -> Result<ActBasis, Error> {
+    let why = "must be COURT, LEVY, INHERITANCE, RECOVERY or SANCTIONS";
+    Ok(ActBasis::from_code(code).ok_or_else(|| Refusal::field("basis", why))?)
 }
 
 pub fn batch(batch: Batch) -> pb::TradeBatch {

@@ -5,6 +5,7 @@
 
 mod batches;
 mod decisions;
+mod enforcement;
 mod instruments;
 mod offers;
 mod operations;
@@ -23,6 +24,7 @@ use types::Decimal;
 
 use crate::error::Error;
 
+pub use enforcement::FreezeInsert;
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;

@@ -154,6 +154,9 @@ impl Service {
         if deleted {
             self.restore_offer_in_tx(&mut tx, operation).await?;
         }
+        if deleted && operation.flow == Flow::ForceTransfer {
+            self.delete_transfer_act_in_tx(&mut tx, operation).await?;
+        }
         if deleted && operation.flow == Flow::IssueInvestment {
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
@@ -263,14 +266,17 @@ impl Service {
                     ..units(account, reserve, false)
                 });
             }
-            Flow::Transfer => {
-                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+            Flow::Transfer | Flow::ForceTransfer => {
                 require_unpaid(operation)?;
-                postings.push(units(
-                    of(from, &instrument.instrument_id),
-                    of(to, &instrument.instrument_id),
-                    true,
-                ));
+                let account = |user_id: &str| of(user_id, &instrument.instrument_id);
+                // Of the freeze whose units a forced transfer takes.
+                let hold = operation.hold_id.as_deref();
+                let hold = hold.map(|id| peers::hold_id(Some(id))).transpose()?;
+                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+                postings.push(Posting {
+                    hold,
+                    ..units(account(from), account(to), true)
+                });
             }
             flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
@@ -349,8 +355,8 @@ impl Service {
                     users,
                 )
             }
-            flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is driven by its batch or redemption", flow.as_str())
+            flow @ (Flow::Trade | Flow::Maturity | Flow::ForceTransfer) => {
+                unreachable!("{} has no action here", flow.as_str())
             }
         })
     }
@@ -358,11 +364,21 @@ impl Service {
     /// Submits the chain transaction. Counts a refusal of the node as an attempt.
     async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
         let instrument = self.require_instrument(&operation.instrument_id).await?;
-        let (action, users) = self.action(operation, &instrument)?;
+        let (action, users) = match operation.flow {
+            Flow::ForceTransfer => (None, vec![operation.to_user_id.clone()]),
+            _ => {
+                let (action, users) = self.action(operation, &instrument)?;
+                (Some(action), users)
+            }
+        };
         let submitted = async {
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
             self.ensure_registered(&users, &operation.correlation_id)
                 .await?;
+            let action = match action {
+                Some(action) => action,
+                None => self.forced_transfer_action(operation, &instrument).await?,
+            };
             Ok::<_, Error>(
                 self.chain
                     .submit(&format!("op:{}", operation.operation_id), &action.call())
@@ -676,6 +692,12 @@ impl Service {
                 }
                 "transfer"
             }
+            Flow::ForceTransfer => {
+                let has_failed = message.is_some();
+                let ended = self.end_transfer_act_in_tx(tx, operation, has_failed);
+                events.extend(ended.await?);
+                "forced_transfer"
+            }
             flow @ (Flow::Trade | Flow::Maturity) => {
                 unreachable!("{} is driven by its batch or redemption", flow.as_str())
             }
@@ -759,7 +781,7 @@ pub(super) fn count_ended(operation: &Operation) {
                 .increment(1);
             metrics::histogram!("redemption_duration_seconds").record(seconds);
         }
-        Flow::Transfer | Flow::Trade => {
+        Flow::Transfer | Flow::Trade | Flow::ForceTransfer => {
             if operation.status == Status::Finalized {
                 let id = operation.instrument_id.clone();
                 metrics::counter!("cfa_transfers_total", "instrument_id" => id).increment(1);

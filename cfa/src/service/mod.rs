@@ -5,6 +5,7 @@
 //! | `bootstrap` | the platform's contracts, deployed once |
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
+//! | `enforcement` | freezes and forced transfers that a document orders |
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
@@ -19,6 +20,7 @@ mod block;
 pub mod bootstrap;
 mod decision;
 mod drive;
+mod enforcement;
 mod hold;
 mod instruments;
 mod integrity;
@@ -50,6 +52,7 @@ use crate::signing::Signing;
 use chain::{Address, Connector, Contracts};
 
 pub use decision::NewSignature;
+pub use enforcement::{NewForcedTransfer, NewFreeze};
 pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
@@ -102,7 +105,7 @@ pub struct Service {
     pub config: CfaConfig,
     pub signing: Signing,
     pub health: rpc::Health,
-    /// One lock per operation, batch, instrument, redemption or offer.
+    /// One lock per operation, batch, instrument, redemption, offer or freeze.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,

@@ -5,6 +5,7 @@
 mod agreement;
 mod crash;
 mod decisions;
+mod enforcement;
 mod faults;
 mod issue;
 mod issues;

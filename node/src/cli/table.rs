@@ -39,6 +39,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "offer",
         "Offers of holders to sell units back to the issuer",
     ),
+    (
+        "enforcement",
+        "Freezes and forced transfers that a document orders",
+    ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
@@ -130,6 +134,10 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
         "cfa" "refund-redemption" "RefundRedemption";
+        "enforcement" "freeze" "FreezeUnits";
+        "enforcement" "lift" "LiftFreeze";
+        "enforcement" "transfer" "ForceTransfer";
+        "enforcement" "list" "ListEnforcementActs";
         "holders" "list" "ListHolders";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";

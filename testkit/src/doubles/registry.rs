@@ -248,6 +248,10 @@ impl CfaRegistryService for Registry {
         finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
         list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
         resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
+        freeze_units: FreezeUnitsRequest => FreezeUnitsResponse,
+        lift_freeze: LiftFreezeRequest => LiftFreezeResponse,
+        force_transfer: ForceTransferRequest => ForceTransferResponse,
+        list_enforcement_acts: ListEnforcementActsRequest => ListEnforcementActsResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
         refund_redemption: RefundRedemptionRequest => RefundRedemptionResponse,
     );
