@@ -37,6 +37,8 @@ pub enum Refusal {
     DecisionUnsigned,
     #[error("Signatures cannot be verified: no certificate authority is configured (cfa.ca_file)")]
     NoAuthority,
+    #[error("Extracts cannot be signed: no key is configured (cfa.extract_key_file)")]
+    NoExtractKey,
     #[error("Enforcement act not found")]
     ActNotFound,
     #[error("All units of the holder are frozen already")]

@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `saga`, `plan`, `extract`, `model` | the rules as pure functions and types: no clock, no I/O |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
@@ -23,6 +23,7 @@
 
 mod api;
 pub mod error;
+mod extract;
 pub mod failpoint;
 pub mod model;
 mod peers;

@@ -521,6 +521,39 @@ impl EnforcementAct {
 }
 
 code_enum! {
+    ExtractFormat: i32 {
+        Csv = 1 "CSV",
+        Text = 2 "TEXT",
+    }
+}
+
+code_enum! {
+    ExtractRecipient: i32 {
+        Holder = 1 "HOLDER",
+        Court = 2 "COURT",
+        Bailiff = 3 "BAILIFF",
+    }
+}
+
+/// A signed extract from the register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extract {
+    pub extract_id: String,
+    pub instrument_id: String,
+    pub holder_id: String,
+    pub as_of_us: i64,
+    pub format: ExtractFormat,
+    pub recipient: ExtractRecipient,
+    pub document: String,
+    pub content: Vec<u8>,
+    /// Detached CMS, DER.
+    pub signature: Vec<u8>,
+    pub signer: String,
+    pub actor: String,
+    pub issued_at_us: i64,
+}
+
+code_enum! {
     RedemptionStatus: i32 {
         Snapshot = 1 "SNAPSHOT",
         Underfunded = 2 "UNDERFUNDED",

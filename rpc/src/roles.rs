@@ -132,6 +132,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),
             ("ListHolders", REGISTER),
+            (
+                "IssueExtract",
+                &[Investor, Trader, Issuer, Operator, Compliance, Service],
+            ),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),

@@ -59,3 +59,20 @@ CREATE INDEX act_of_freeze ON enforcement_act (freeze_id) WHERE kind = 2 AND sta
 CREATE INDEX act_live ON enforcement_act (holder_id) WHERE kind = 1 AND status IN (1, 2, 4);
 -- Freezes that the sweep continues.
 CREATE INDEX act_open ON enforcement_act (updated_at_us) WHERE kind = 1 AND status IN (1, 4);
+CREATE INDEX act_freezes ON enforcement_act (holder_id, instrument_id, created_at_us) WHERE kind = 1;
+
+-- Signed extracts from the register. Format: 1 CSV, 2 text. Recipient: 1 holder, 2 court, 3 bailiff.
+CREATE TABLE extract (
+    extract_id     TEXT PRIMARY KEY,
+    instrument_id  TEXT NOT NULL,
+    holder_id      TEXT NOT NULL,
+    as_of_us       INTEGER NOT NULL,
+    format         INTEGER NOT NULL,
+    recipient      INTEGER NOT NULL,
+    document       TEXT NOT NULL,
+    content        BLOB NOT NULL,
+    signature      BLOB NOT NULL,
+    signer         TEXT NOT NULL,
+    actor          TEXT NOT NULL,
+    issued_at_us   INTEGER NOT NULL
+);

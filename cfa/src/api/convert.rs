@@ -4,14 +4,15 @@ use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert::{self, ConvertError};
 use rpc::status;
+use sha2::{Digest, Sha256};
 use tonic::Status;
 use types::Decimal;
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Instrument,
-    InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption, Offer, Operation,
-    SuspendedDeposit, TradeLeg,
+    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Extract,
+    ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption,
+    Offer, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 use chain::{Address, ChainError};
@@ -53,6 +54,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::TermsImmutable => status::failed_precondition("TERMS_IMMUTABLE", text),
         Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
         Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
+        Refusal::NoExtractKey => status::failed_precondition("NO_EXTRACT_KEY", text),
         Refusal::ActNotFound => status::not_found("ACT_NOT_FOUND", text),
         Refusal::AlreadyFrozen => status::failed_precondition("ALREADY_FROZEN", text),
         Refusal::TooManyFreezes => status::failed_precondition("TOO_MANY_FREEZES", text),
@@ -467,6 +469,28 @@ pub fn document(field: &'static str, text: String) -> Result<String, Error> {
 pub fn basis(code: i32) -> Result<ActBasis, Error> {
     let why = "must be COURT, LEVY, INHERITANCE, RECOVERY or SANCTIONS";
     Ok(ActBasis::from_code(code).ok_or_else(|| Refusal::field("basis", why))?)
+}
+
+pub fn extract(extract: Extract) -> pb::Extract {
+    let content_type = match extract.format {
+        ExtractFormat::Csv => "text/csv; charset=utf-8",
+        ExtractFormat::Text => "text/plain; charset=utf-8",
+    };
+    pb::Extract {
+        sha256: hex::encode(Sha256::digest(&extract.content)),
+        content_type: content_type.to_owned(),
+        extract_id: extract.extract_id,
+        instrument_id: extract.instrument_id,
+        holder_id: extract.holder_id,
+        as_of: wire_time(extract.as_of_us),
+        issued_at: wire_time(extract.issued_at_us),
+        format: extract.format.code(),
+        recipient: extract.recipient.code(),
+        document: extract.document,
+        content: extract.content.into(),
+        signature: extract.signature.into(),
+        signer: extract.signer,
+    }
 }
 
 pub fn batch(batch: Batch) -> pb::TradeBatch {

@@ -21,11 +21,14 @@ use tonic::{Request, Response, Status};
 use types::{OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, EnforcementAct, InstrumentType, Offer, OfferSide, RedemptionReason};
+use crate::model::{
+    CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, InstrumentType, Offer, OfferSide,
+    RedemptionReason,
+};
 use crate::repo::OperationFilter;
 use crate::service::{
-    IssueInvestment, NewForcedTransfer, NewFreeze, NewOffer, NewRedemption, NewSignature,
-    NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service,
+    IssueInvestment, NewExtract, NewForcedTransfer, NewFreeze, NewOffer, NewRedemption,
+    NewSignature, NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service,
 };
 use convert::to_status;
 
@@ -1127,6 +1130,44 @@ impl CfaRegistryService for Api {
             acts,
             pagination: Some(pagination),
         }))
+    }
+
+    async fn issue_extract(
+        &self,
+        request: Request<pb::IssueExtractRequest>,
+    ) -> Answer<pb::IssueExtractResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        // A holder gets only own extracts, and none for others.
+        caller.require_user(&message.holder_id)?;
+        let recipient = match message.recipient {
+            0 => ExtractRecipient::Holder,
+            code => ExtractRecipient::from_code(code)
+                .ok_or_else(|| status::invalid_argument("recipient", "is not known"))?,
+        };
+        if recipient != ExtractRecipient::Holder && !caller.acts_for_any_user() {
+            let problem = "must be HOLDER: staff issues extracts for others";
+            return Err(status::invalid_argument("recipient", problem));
+        }
+        let format = match message.format {
+            0 => ExtractFormat::Csv,
+            code => ExtractFormat::from_code(code)
+                .ok_or_else(|| status::invalid_argument("format", "must be CSV or TEXT"))?,
+        };
+        let new = NewExtract {
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            as_of_us: message.as_of.as_ref().map(wire::timestamp_us),
+            format,
+            recipient,
+            document: message.document,
+            instrument_id: message.instrument_id,
+        };
+        let issued = self.service.issue_extract(&context, new).await;
+        let (extract, replayed) = issued.map_err(to_status)?;
+        let extract = Some(convert::extract(extract));
+        Ok(answered(pb::IssueExtractResponse { extract }, replayed))
     }
 
     async fn set_redemption_block(

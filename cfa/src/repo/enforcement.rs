@@ -224,7 +224,7 @@ impl Repo {
     }
 }
 
-fn decode(row: &SqliteRow) -> Result<EnforcementAct, Error> {
+pub(super) fn decode(row: &SqliteRow) -> Result<EnforcementAct, Error> {
     Ok(EnforcementAct {
         act_id: row.try_get("act_id")?,
         kind: code(row, "kind", ActKind::from_code)?,

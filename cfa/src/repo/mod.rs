@@ -6,6 +6,7 @@
 mod batches;
 mod decisions;
 mod enforcement;
+mod extracts;
 mod instruments;
 mod offers;
 mod operations;

@@ -11,7 +11,7 @@
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
 //! | `settle` | batches of trades |
 //! | `instruments`, `decision`, `maturity` | life cycle of an issue |
-//! | `registry` | holders, from the chain's events |
+//! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
@@ -21,6 +21,7 @@ pub mod bootstrap;
 mod decision;
 mod drive;
 mod enforcement;
+mod extracts;
 mod hold;
 mod instruments;
 mod integrity;
@@ -53,6 +54,7 @@ use chain::{Address, Connector, Contracts};
 
 pub use decision::NewSignature;
 pub use enforcement::{NewForcedTransfer, NewFreeze};
+pub use extracts::NewExtract;
 pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;

@@ -223,7 +223,7 @@ async fn r019_a_receiver_of_a_forced_transfer_is_a_known_user_with_standard_kyc(
     let folder = tempfile::tempdir().expect("folder");
     let mut world = with_units(folder.path()).await;
     let blocked = |user: &mut testkit::TestUser| user.status = UserStatus::Blocked;
-    world.double.user("heir", blocked);
+    world.double.upsert_user("heir", blocked);
     let refused = force(&mut world, "1", "").await.expect_err("blocked");
     assert_eq!(reason(&refused), "USER_BLOCKED");
     assert_eq!(units(&mut world).await, pair("10", "10"));

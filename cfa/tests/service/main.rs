@@ -6,6 +6,7 @@ mod agreement;
 mod crash;
 mod decisions;
 mod enforcement;
+mod extracts;
 mod faults;
 mod issue;
 mod issues;

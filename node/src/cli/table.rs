@@ -139,6 +139,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "enforcement" "transfer" "ForceTransfer";
         "enforcement" "list" "ListEnforcementActs";
         "holders" "list" "ListHolders";
+        "holders" "extract" "IssueExtract";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }

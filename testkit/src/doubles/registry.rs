@@ -239,6 +239,7 @@ impl CfaRegistryService for Registry {
         start_redemption: StartRedemptionRequest => StartRedemptionResponse,
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,
         transfer_cfa: TransferCfaRequest => TransferCfaResponse,
+        issue_extract: IssueExtractRequest => IssueExtractResponse,
         list_holders: ListHoldersRequest => ListHoldersResponse,
         replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
