@@ -247,21 +247,10 @@ impl Action {
                 },
                 GAS_SIMPLE,
             ),
-            Self::SetFrozen {
-                token,
-                account,
-                frozen,
-            } => call(
-                token,
-                CfaToken::setAddressFrozenCall {
-                    account: account.raw(),
-                    frozen: *frozen,
-                },
-                GAS_SIMPLE,
-            ),
-            Self::FreezeUnits { .. } | Self::UnfreezeUnits { .. } | Self::ForcedTransfer { .. } => {
-                enforcement(self)
-            }
+            Self::SetFrozen { .. }
+            | Self::FreezeUnits { .. }
+            | Self::UnfreezeUnits { .. }
+            | Self::ForcedTransfer { .. } => enforcement(self),
             Self::SettleTrades {
                 settlement,
                 id,
@@ -323,6 +312,18 @@ impl Action {
 
 fn enforcement(action: &Action) -> Call {
     match action {
+        Action::SetFrozen {
+            token,
+            account,
+            frozen,
+        } => call(
+            token,
+            CfaToken::setAddressFrozenCall {
+                account: account.raw(),
+                frozen: *frozen,
+            },
+            GAS_SIMPLE,
+        ),
         Action::FreezeUnits {
             token,
             account,

@@ -76,3 +76,6 @@ CREATE TABLE extract (
     actor          TEXT NOT NULL,
     issued_at_us   INTEGER NOT NULL
 );
+
+-- Open operations of a maturing issue's holders.
+CREATE INDEX operation_maturing ON operation (external_ref) WHERE flow = 7 AND status IN (1, 5, 6);

@@ -435,10 +435,8 @@ fn draft_of(
         return Err(Refusal::field("decimals", "must be at most 18"));
     }
     if request.issuer_id.is_empty() || request.issuer_id.contains(':') {
-        return Err(Refusal::field(
-            "issuer_id",
-            "must not be empty or contain `:`",
-        ));
+        let why = "must not be empty or contain `:`";
+        return Err(Refusal::field("issuer_id", why));
     }
     if !matches!(request.currency_code.as_str(), "" | CURRENCY) {
         return Err(Refusal::field("currency_code", "must be RUB"));

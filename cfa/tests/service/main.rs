@@ -12,6 +12,7 @@ mod issue;
 mod issues;
 mod limits;
 mod losing;
+mod maturity;
 mod metrics;
 mod missed;
 mod node;
