@@ -50,11 +50,15 @@ impl CmsVerifier {
     /// # Errors
     /// [`SignatureError::Key`]: no certificate, or one that cannot be read.
     pub fn from_pem(authorities: &[u8]) -> Result<Self, SignatureError> {
+        let missing = || SignatureError::Key("the file has no certificate".to_owned());
+        // The parser does not expect an empty file.
+        if authorities.trim_ascii().is_empty() {
+            return Err(missing());
+        }
         let authorities = Certificate::load_pem_chain(authorities);
         let authorities = authorities.map_err(|error| SignatureError::Key(error.to_string()))?;
         if authorities.is_empty() {
-            let problem = "the file has no certificate".to_owned();
-            return Err(SignatureError::Key(problem));
+            return Err(missing());
         }
         Ok(Self { authorities })
     }

@@ -311,6 +311,7 @@ impl Service {
         act.updated_at_us = operation.updated_at_us;
         self.repo.save_act_in_tx(tx, &act).await?;
         if has_failed && !act.freeze_id.is_empty() {
+            let sent = self.chain.submission(&unfreeze_key(operation)).await?;
             let again = EnforcementAct {
                 act_id: uuid::Uuid::now_v7().to_string(),
                 kind: ActKind::Freeze,
@@ -318,6 +319,8 @@ impl Service {
                 left_minor: act.units_minor,
                 freeze_id: String::new(),
                 status: ActStatus::Pending,
+                // The contract has not unfrozen them.
+                frozen: sent.is_none(),
                 idempotency_key: format!("{}:again", act.act_id),
                 actor: SOURCE.to_owned(),
                 tx_hash: String::new(),
@@ -326,6 +329,7 @@ impl Service {
             };
             let record = self.record(&again, "freeze.requested", "", SOURCE);
             self.repo.insert_act_in_tx(tx, &again).await?;
+            self.repo.save_act_in_tx(tx, &again).await?;
             self.repo.publish_in_tx(tx, &[record]).await?;
         }
         let instrument = self.require_instrument(&act.instrument_id).await?;
@@ -375,7 +379,7 @@ impl Service {
                 account: from,
                 units,
             };
-            let key = format!("op:{}:unfreeze", operation.operation_id);
+            let key = unfreeze_key(operation);
             self.chain.submit(&key, &unfreeze.call()).await?;
         }
         Ok(Action::ForcedTransfer {
@@ -593,6 +597,11 @@ impl Service {
             act.updated_at_us,
         )
     }
+}
+
+/// Key of the transaction that unfreezes the units of a forced transfer.
+fn unfreeze_key(operation: &Operation) -> String {
+    format!("op:{}:unfreeze", operation.operation_id)
 }
 
 fn freeze_act(meta: &RequestMeta, new: NewFreeze, units_minor: i64, now_us: i64) -> EnforcementAct {
