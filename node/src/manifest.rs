@@ -228,8 +228,12 @@ impl Content {
         for part in &new {
             let name = part.name.clone();
             match part.kind {
-                Kind::Key => drop(self.keys.insert(name, String::new())),
-                Kind::Store | Kind::Journal => drop(self.stores.insert(name)),
+                Kind::Key => {
+                    self.keys.insert(name, String::new());
+                }
+                Kind::Store | Kind::Journal => {
+                    self.stores.insert(name);
+                }
             }
             self.pending.insert(part.name.clone());
         }

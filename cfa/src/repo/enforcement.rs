@@ -137,8 +137,7 @@ impl Repo {
         key: &str,
     ) -> Result<Option<EnforcementAct>, Error> {
         let row = sqlx::query(
-            "SELECT * FROM enforcement_act \
-             WHERE kind = 1 AND actor = $1 AND idempotency_key = $2",
+            "SELECT * FROM enforcement_act WHERE kind = 1 AND actor = $1 AND idempotency_key = $2",
         )
         .bind(actor)
         .bind(key)
