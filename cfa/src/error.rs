@@ -39,6 +39,8 @@ pub enum Refusal {
     NoAuthority,
     #[error("Extracts cannot be signed: no key is configured (cfa.extract_key_file)")]
     NoExtractKey,
+    #[error("Too many extracts in a day")]
+    TooManyExtracts,
     #[error("Enforcement act not found")]
     ActNotFound,
     #[error("All units of the holder are frozen already")]

@@ -76,6 +76,7 @@ CREATE TABLE extract (
     actor          TEXT NOT NULL,
     issued_at_us   INTEGER NOT NULL
 );
+CREATE INDEX extract_of_actor ON extract (actor, issued_at_us);
 
 -- Open operations of a maturing issue's holders.
 CREATE INDEX operation_maturing ON operation (external_ref) WHERE flow = 7 AND status IN (1, 5, 6);

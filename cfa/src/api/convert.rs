@@ -55,6 +55,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
         Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
         Refusal::NoExtractKey => status::failed_precondition("NO_EXTRACT_KEY", text),
+        Refusal::TooManyExtracts => status::failed_precondition("TOO_MANY_EXTRACTS", text),
         Refusal::ActNotFound => status::not_found("ACT_NOT_FOUND", text),
         Refusal::AlreadyFrozen => status::failed_precondition("ALREADY_FROZEN", text),
         Refusal::TooManyFreezes => status::failed_precondition("TOO_MANY_FREEZES", text),

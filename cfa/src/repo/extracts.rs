@@ -55,6 +55,22 @@ impl Repo {
         Ok(())
     }
 
+    /// Number of extracts that the caller has got since a time.
+    pub async fn count_extracts_in_tx(
+        &self,
+        tx: &mut Tx,
+        actor: &str,
+        since_us: i64,
+    ) -> Result<i64, Error> {
+        let count = sqlx::query_scalar(
+            "SELECT COUNT(*) FROM extract INDEXED BY extract_of_actor \
+             WHERE actor = $1 AND issued_at_us > $2",
+        )
+        .bind(actor)
+        .bind(since_us);
+        Ok(count.fetch_one(&mut **tx).await?)
+    }
+
     /// Units of an address at a time, and the block that made them so.
     pub async fn units_at(
         &self,

@@ -18,6 +18,10 @@ const ISSUE: &str = "IssueExtract";
 /// Limit of the freezes in an extract, the newest.
 const FREEZES_MAX: i64 = 100;
 
+/// Limit of a caller's extracts in a day: each is stored.
+const DAY_MAX: i64 = 1_000;
+const DAY_US: i64 = 24 * 3_600 * 1_000_000;
+
 /// Arguments of `issue_extract`.
 #[derive(Debug, Clone)]
 pub struct NewExtract {
@@ -35,8 +39,8 @@ impl Service {
     /// Issues and signs an extract. True for a repeat, which returns the stored one.
     ///
     /// # Errors
-    /// `NoExtractKey`; `InstrumentNotFound`; `TokenQuarantined`; an invalid field: a time in the
-    /// future, or no document of a court or bailiff.
+    /// `NoExtractKey`, `InstrumentNotFound`, `TokenQuarantined`, `TooManyExtracts`. An invalid
+    /// field: a time in the future, or no document of a court or bailiff.
     pub async fn issue_extract(
         &self,
         meta: &RequestMeta,
@@ -77,6 +81,11 @@ impl Service {
             actor: meta.actor.clone(),
             issued_at_us,
         };
+        self.store_extract(meta, &extract).await?;
+        Ok((extract, false))
+    }
+
+    async fn store_extract(&self, meta: &RequestMeta, extract: &Extract) -> Result<(), Error> {
         let record = publish::audit(
             "extract.issued",
             &extract.extract_id,
@@ -88,15 +97,21 @@ impl Service {
                 extract.instrument_id, extract.holder_id, extract.document
             ),
             &meta.correlation_id,
-            issued_at_us,
+            extract.issued_at_us,
         );
         let mut tx = self.repo.begin().await?;
-        self.repo.insert_extract_in_tx(&mut tx, &extract).await?;
+        let since_us = extract.issued_at_us - DAY_US;
+        let issued = self
+            .repo
+            .count_extracts_in_tx(&mut tx, &meta.actor, since_us);
+        if issued.await? >= DAY_MAX {
+            return Err(Refusal::TooManyExtracts.into());
+        }
+        self.repo.insert_extract_in_tx(&mut tx, extract).await?;
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         self.store_call_in_tx(&mut tx, meta, ISSUE, &extract.extract_id)
             .await?;
-        tx.commit().await?;
-        Ok((extract, false))
+        Ok(tx.commit().await?)
     }
 
     async fn facts(
