@@ -23,7 +23,7 @@ code_enum! {
         Transfer = 5 "TransferCfa",
         Trade = 6 "SettleTrades",
         Maturity = 7 "StartRedemption",
-        ForceTransfer = 8 "ForceTransfer",
+        ForceTransfer = 9 "ForceTransfer",
     }
 }
 
