@@ -17,6 +17,7 @@ use types::PaymentStatus;
 
 use super::{
     Ca,
+    ca::OPERATOR,
     operations::{Bank, Fault, Refusal, Transfer},
     repo,
 };
@@ -54,7 +55,7 @@ impl SandboxBankService for Api {
         };
         let key = &context.idempotency_key;
         let paid = self
-            .0
+            .bank
             .pay(ask.qr_payload.trim(), amount, outcome, key)
             .await;
         let (transaction_id, status) = paid.map_err(to_status)?;
@@ -129,6 +130,10 @@ impl SandboxBankService for Api {
         rpc::context::record_read_context(ask.context);
         if ask.user_id.is_empty() {
             return Err(invalid_argument("user_id", "must not be empty"));
+        }
+        if ask.user_id == OPERATOR {
+            let problem = "must be a user's: only the platform signs with this name";
+            return Err(invalid_argument("user_id", problem));
         }
         caller.require_user(&ask.user_id)?;
         let mut document = [0; 32];

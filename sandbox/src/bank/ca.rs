@@ -16,8 +16,8 @@ const KEY: &str = "ca.pk8";
 const CERTIFICATE: &str = "ca.pem";
 const EXTRACTS_KEY: &str = "extracts.pk8";
 const EXTRACTS_CERTIFICATE: &str = "extracts.der";
-/// Common name of the operator's certificate.
-const OPERATOR: &str = "operator";
+/// Common name of the operator's certificate. The authority signs for no user with this id.
+pub const OPERATOR: &str = "operator";
 
 /// Why the authority cannot be opened.
 #[derive(Debug, thiserror::Error)]
