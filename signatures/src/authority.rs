@@ -65,10 +65,18 @@ impl Authority {
     /// # Errors
     /// [`SignatureError::Key`]: the certificate cannot be made.
     pub fn issue(&self, common_name: &str) -> Result<Issued, SignatureError> {
+        self.issue_for(common_name, KeyUsagePurpose::DigitalSignature)
+    }
+
+    pub(crate) fn issue_for(
+        &self,
+        common_name: &str,
+        usage: KeyUsagePurpose,
+    ) -> Result<Issued, SignatureError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = named(common_name);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.key_usages = vec![usage];
         let certificate = params.signed_by(&key, &self.issuer)?;
         Ok(Issued {
             pkcs8: key.serialize_der(),

@@ -11,14 +11,15 @@ use cms::signed_data::{
 };
 use ring::rand::SystemRandom;
 use ring::signature::{
-    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair,
+    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair,
     RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm,
 };
-use x509_cert::Certificate;
 use x509_cert::attr::Attribute;
 use x509_cert::der::asn1::{ObjectIdentifier, OctetString, SetOfVec, UtcTime};
-use x509_cert::der::{self, Any, Decode, Encode};
+use x509_cert::der::{self, Any, Decode, Encode, Tag, Tagged};
+use x509_cert::ext::pkix::{BasicConstraints, KeyUsage};
 use x509_cert::spki::{AlgorithmIdentifierOwned, SubjectPublicKeyInfoOwned};
+use x509_cert::{Certificate, TbsCertificate};
 
 use crate::{Digest, SIGNATURE_BYTES_MAX, SignatureError, SignedBy, Verifier};
 
@@ -32,6 +33,13 @@ const ECDSA_WITH_SHA_256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.8
 const EC_KEY: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const RSA_KEY: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
+/// Extensions that are checked here. RFC 5280 refuses a certificate with another critical one.
+const CHECKED_EXTENSIONS: [ObjectIdentifier; 2] = [
+    ObjectIdentifier::new_unwrap("2.5.29.15"),
+    ObjectIdentifier::new_unwrap("2.5.29.19"),
+];
+/// Longest text of a certificate's subject, in bytes: it is part of answers and audit records.
+const SUBJECT_BYTES_MAX: usize = 1_024;
 
 impl From<der::Error> for SignatureError {
     fn from(error: der::Error) -> Self {
@@ -48,7 +56,8 @@ impl CmsVerifier {
     /// Reads the authorities' certificates, one or more in PEM.
     ///
     /// # Errors
-    /// [`SignatureError::Key`]: no certificate, or one that cannot be read.
+    /// [`SignatureError::Key`]: no certificate, one that cannot be read, or one that may not issue
+    /// certificates.
     pub fn from_pem(authorities: &[u8]) -> Result<Self, SignatureError> {
         let missing = || SignatureError::Key("the file has no certificate".to_owned());
         // The parser does not expect an empty file.
@@ -60,10 +69,18 @@ impl CmsVerifier {
         if authorities.is_empty() {
             return Err(missing());
         }
+        for authority in &authorities {
+            let content = &authority.tbs_certificate;
+            if !may_issue(content)? {
+                let problem = format!("{} is no certificate authority", content.subject);
+                return Err(SignatureError::Key(problem));
+            }
+        }
         Ok(Self { authorities })
     }
 
-    /// Checks that a configured authority issued the certificate, and that both are valid.
+    /// Checks that a configured authority issued the certificate, that both are valid, and that the
+    /// certificate may sign documents.
     fn check_certificate(&self, of: &Certificate, now: Duration) -> Result<(), SignatureError> {
         let issuer = &of.tbs_certificate.issuer;
         let content = of.tbs_certificate.to_der()?;
@@ -80,7 +97,7 @@ impl CmsVerifier {
                 return Err(SignatureError::NotValidNow);
             }
         }
-        Ok(())
+        check_signer(&of.tbs_certificate)
     }
 }
 
@@ -92,7 +109,7 @@ impl Verifier for CmsVerifier {
         now_us: i64,
     ) -> Result<SignedBy, SignatureError> {
         if signature.len() > SIGNATURE_BYTES_MAX {
-            return Err(SignatureError::Unfit("is longer than 65536 bytes"));
+            return Err(SignatureError::Unfit("is longer than 16384 bytes"));
         }
         let content = ContentInfo::from_der(signature)?;
         if content.content_type != SIGNED_DATA {
@@ -107,8 +124,10 @@ impl Verifier for CmsVerifier {
             return Err(SignatureError::Unfit("must have one signer"));
         };
         let certificate = certificate_of(signer, signed.certificates.as_ref())?;
-        let content_type = signed.encap_content_info.econtent_type;
-        let content = signed_content(signer, content_type, document)?;
+        if signed.encap_content_info.econtent_type != DATA {
+            return Err(SignatureError::Unfit("must be of data"));
+        }
+        let content = signed_content(signer, document)?;
         let key = &certificate.tbs_certificate.subject_public_key_info;
         verify(key, &content, signer.signature.as_bytes())?;
         let now = Duration::from_micros(u64::try_from(now_us).unwrap_or_default());
@@ -141,19 +160,15 @@ fn certificate_of<'a>(
 }
 
 /// The bytes that the signer has signed: the attributes, which contain the document's digest.
-fn signed_content(
-    signer: &SignerInfo,
-    content_type: ObjectIdentifier,
-    document: &Digest,
-) -> Result<Vec<u8>, SignatureError> {
+fn signed_content(signer: &SignerInfo, document: &Digest) -> Result<Vec<u8>, SignatureError> {
     if signer.digest_alg.oid != SHA_256 {
         return Err(SignatureError::Unfit("must use SHA-256"));
     }
     let missing = SignatureError::Unfit("must have signed attributes");
     let attributes = signer.signed_attrs.as_ref().ok_or(missing)?;
     let signed_type: ObjectIdentifier = attribute(attributes, CONTENT_TYPE)?.decode_as()?;
-    if signed_type != content_type {
-        return Err(SignatureError::Unfit("has two different content types"));
+    if signed_type != DATA {
+        return Err(SignatureError::Unfit("must be of data"));
     }
     let digest: OctetString = attribute(attributes, MESSAGE_DIGEST)?.decode_as()?;
     if digest.as_bytes() != document.as_slice() {
@@ -194,6 +209,30 @@ fn verify(
     verified.map_err(|_| SignatureError::Wrong)
 }
 
+/// Whether the certificate is of an authority that issues certificates (RFC 5280, 4.2.1).
+fn may_issue(of: &TbsCertificate) -> Result<bool, SignatureError> {
+    let is_authority = of.get::<BasicConstraints>()?.is_some_and(|(_, is)| is.ca);
+    let usage = of.get::<KeyUsage>()?;
+    Ok(is_authority && usage.is_none_or(|(_, usage)| usage.key_cert_sign()))
+}
+
+/// Checks that the certificate is for signatures, and has no critical extension that is not checked.
+fn check_signer(of: &TbsCertificate) -> Result<(), SignatureError> {
+    let mut extensions = of.extensions.iter().flatten();
+    if extensions.any(|one| one.critical && !CHECKED_EXTENSIONS.contains(&one.extn_id)) {
+        let problem = "must be by a certificate without unknown critical extensions";
+        return Err(SignatureError::Unfit(problem));
+    }
+    let usage = of.get::<KeyUsage>()?;
+    let signs = usage.is_some_and(|(_, of)| of.digital_signature() || of.non_repudiation());
+    if !signs {
+        let problem =
+            "must be by a certificate with the key usage digitalSignature or nonRepudiation";
+        return Err(SignatureError::Unfit(problem));
+    }
+    Ok(())
+}
+
 fn owner(certificate: &Certificate) -> Result<SignedBy, SignatureError> {
     let subject = &certificate.tbs_certificate.subject;
     let parts = subject.0.iter().flat_map(|part| part.0.iter());
@@ -202,10 +241,19 @@ fn owner(certificate: &Certificate) -> Result<SignedBy, SignatureError> {
     let (Some(name), None) = (names.next(), names.next()) else {
         return Err(problem());
     };
+    // Other kinds of text are not UTF-8: their bytes could be those of another name.
+    if !matches!(name.value.tag(), Tag::Utf8String | Tag::PrintableString) {
+        return Err(problem());
+    }
     let name = std::str::from_utf8(name.value.value()).map_err(|_| problem())?;
+    let text = subject.to_string();
+    if text.len() > SUBJECT_BYTES_MAX {
+        let problem = "must be by a certificate with a subject of at most 1024 bytes";
+        return Err(SignatureError::Unfit(problem));
+    }
     Ok(SignedBy {
         common_name: name.to_owned(),
-        subject: subject.to_string(),
+        subject: text,
         serial: hex::encode(certificate.tbs_certificate.serial_number.as_bytes()),
     })
 }
@@ -221,13 +269,19 @@ impl CmsSigner {
     /// Takes a private key (PKCS#8, DER) and its certificate (DER).
     ///
     /// # Errors
-    /// [`SignatureError::Key`]: one of them cannot be read.
+    /// [`SignatureError::Key`]: one of them cannot be read, or the certificate is of another key.
     pub fn new(pkcs8: &[u8], certificate: &[u8]) -> Result<Self, SignatureError> {
         let random = SystemRandom::new();
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8, &random);
         let key = key.map_err(|error| SignatureError::Key(error.to_string()))?;
         let certificate = Certificate::from_der(certificate);
         let certificate = certificate.map_err(|error| SignatureError::Key(error.to_string()))?;
+        let certified = &certificate.tbs_certificate.subject_public_key_info;
+        let public: &[u8] = key.public_key().as_ref();
+        if certified.subject_public_key.raw_bytes() != public {
+            let problem = "the certificate is of another key";
+            return Err(SignatureError::Key(problem.to_owned()));
+        }
         Ok(Self {
             key,
             certificate,
@@ -311,6 +365,10 @@ fn algorithm(oid: ObjectIdentifier) -> AlgorithmIdentifierOwned {
 mod tests {
     use sha2::Digest as _;
 
+    use rcgen::KeyUsagePurpose;
+    use x509_cert::der::EncodePem;
+    use x509_cert::der::pem::LineEnding;
+
     use super::*;
     use crate::Authority;
 
@@ -360,8 +418,10 @@ mod tests {
         assert!(matches!(error, SignatureError::OtherDocument), "{error}");
         let error = refused(&verifier(&other), &document, &signature, NOW_US);
         assert!(matches!(error, SignatureError::UnknownAuthority), "{error}");
-        let error = refused(&own, &document, &signature, 0);
-        assert!(matches!(error, SignatureError::NotValidNow), "{error}");
+        for now_us in [0, i64::MAX] {
+            let error = refused(&own, &document, &signature, now_us);
+            assert!(matches!(error, SignatureError::NotValidNow), "{error}");
+        }
         // One changed byte anywhere never gives another signer.
         for at in 0..signature.len() {
             let mut altered = signature.clone();
@@ -376,5 +436,43 @@ mod tests {
         refused(&own, &document, &[], NOW_US);
         let long = vec![0; SIGNATURE_BYTES_MAX + 1];
         refused(&own, &document, &long, NOW_US);
+    }
+
+    #[test]
+    fn a_certificate_for_another_use_signs_nothing() {
+        let authority = Authority::generate().expect("authority");
+        let document = digest("decision");
+        for (usage, is_accepted) in [
+            (KeyUsagePurpose::DigitalSignature, true),
+            (KeyUsagePurpose::ContentCommitment, true),
+            (KeyUsagePurpose::KeyEncipherment, false),
+            (KeyUsagePurpose::KeyCertSign, false),
+        ] {
+            let issued = authority.issue_for("issuer-1", usage).expect("issued");
+            let signer = CmsSigner::new(&issued.pkcs8, &issued.certificate).expect("signer");
+            let signature = signer.sign(&document, NOW_US).expect("signed");
+            let verified = verifier(&authority).verify(&document, &signature, NOW_US);
+            assert_eq!(verified.is_ok(), is_accepted, "{usage:?}");
+        }
+    }
+
+    #[test]
+    fn a_users_certificate_issues_no_other() {
+        let authority = Authority::generate().expect("authority");
+        let issued = authority.issue("issuer-1").expect("issued");
+        let certificate = Certificate::from_der(&issued.certificate).expect("certificate");
+        let pem = certificate.to_pem(LineEnding::LF).expect("PEM");
+        let refused = CmsVerifier::from_pem(pem.as_bytes())
+            .err()
+            .expect("refused");
+        assert!(matches!(refused, SignatureError::Key(_)), "{refused}");
+    }
+
+    #[test]
+    fn a_signer_has_the_key_of_its_certificate() {
+        let authority = Authority::generate().expect("authority");
+        let [one, other] = ["one", "other"].map(|name| authority.issue(name).expect("issued"));
+        let refused = CmsSigner::new(&one.pkcs8, &other.certificate).err();
+        assert!(matches!(refused, Some(SignatureError::Key(_))));
     }
 }

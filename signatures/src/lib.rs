@@ -22,8 +22,8 @@ pub use detached::{CmsSigner, CmsVerifier};
 /// SHA-256 of a document.
 pub type Digest = [u8; 32];
 
-/// Longest signature, in bytes.
-pub const SIGNATURE_BYTES_MAX: usize = 64 * 1024;
+/// Longest signature, in bytes. The time to sort its sets grows with the square of its length.
+pub const SIGNATURE_BYTES_MAX: usize = 16 * 1024;
 
 /// The owner of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,8 @@ pub trait Verifier: Send + Sync {
     ///
     /// # Errors
     /// [`SignatureError`], unless the signature is of this document, by the owner of a certificate
-    /// of a configured authority that is valid at `now_us` (microseconds since 1970).
+    /// for signatures that a configured authority issued and that is valid at `now_us`
+    /// (microseconds since 1970).
     fn verify(
         &self,
         document: &Digest,
