@@ -185,11 +185,14 @@ impl Services {
             })
             .await
             .unwrap();
-            let signature = self.ca.sign("issuer-1", &[7; 32]).unwrap();
+            // A document decides on one issue.
+            let document = [u8::try_from(ix).unwrap(); 32];
+            let document_hash = format!("{ix:02x}").repeat(32);
+            let signature = self.ca.sign("issuer-1", &document).unwrap();
             cfa.sign_issue_decision(cfa_wire::SignIssueDecisionRequest {
                 context: context(&format!("sign-{ix}")),
                 instrument_id: spec.id.to_string(),
-                document_hash: "07".repeat(32),
+                document_hash: document_hash.clone(),
                 signature: signature.into(),
                 ..Default::default()
             })
@@ -198,7 +201,7 @@ impl Services {
             cfa.activate_instrument(cfa_wire::ActivateInstrumentRequest {
                 context: context(&format!("activate-{ix}")),
                 instrument_id: spec.id.to_string(),
-                document_hash: "07".repeat(32),
+                document_hash,
             })
             .await
             .unwrap();

@@ -216,7 +216,7 @@ fn may_issue(of: &TbsCertificate) -> Result<bool, SignatureError> {
     Ok(is_authority && usage.is_none_or(|(_, usage)| usage.key_cert_sign()))
 }
 
-/// Checks that the certificate is for signatures, and has no critical extension that is not checked.
+/// Checks that the certificate is for signatures and has no unknown critical extension.
 fn check_signer(of: &TbsCertificate) -> Result<(), SignatureError> {
     let mut extensions = of.extensions.iter().flatten();
     if extensions.any(|one| one.critical && !CHECKED_EXTENSIONS.contains(&one.extn_id)) {

@@ -215,7 +215,12 @@ impl Platform {
 
     /// Signs the decision on a registered issue for its issuer and activates the issue.
     pub async fn activate(&self, instrument: &str, issuer: &str) {
-        let hash = format!("{:064x}", 1);
+        // A document decides on one issue.
+        let hash: String = instrument
+            .bytes()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let hash = format!("{hash:0>64}");
         let by = format!("sandbox.issuer.{issuer}");
         let sign = json!({ "userId": issuer, "documentHash": hash });
         let signed = self.ok(&by, "sandbox.SignDocument", sign).await;

@@ -211,7 +211,9 @@ impl PlatformClient {
         let made = self.call(SETUP, &format!("{CFA}/RegisterInstrument"), new)?;
         let id = made.pointer("/instrumentId").and_then(Value::as_str);
         let id = id.context("no instrument id")?.to_owned();
-        let hash = format!("{:064x}", 1);
+        // A document decides on one issue.
+        let hash: String = id.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let hash = format!("{hash:0>64}");
         let sign = json!({ "userId": issuer, "documentHash": hash });
         let signed = self.call(
             SETUP,

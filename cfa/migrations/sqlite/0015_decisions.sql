@@ -5,6 +5,8 @@ DROP INDEX instrument_draft;
 -- Activated issues whose contract is not deployed yet, and drafts of an issuer.
 CREATE INDEX instrument_draft ON instrument (registered_at_us) WHERE status = 1 AND activated = 1;
 CREATE INDEX instrument_of_issuer ON instrument (issuer_id) WHERE status = 1 AND activated = 0;
+-- A document decides on one issue of its issuer.
+CREATE INDEX instrument_document ON instrument (issuer_id, document_hash) WHERE document_hash <> '';
 
 -- Hash and address of the document are in the instrument.
 CREATE TABLE issue_decision (

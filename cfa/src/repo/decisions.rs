@@ -5,7 +5,7 @@ use sqlx::Row;
 
 use super::Repo;
 use crate::error::Error;
-use crate::model::IssueDecision;
+use crate::model::{Instrument, IssueDecision};
 
 impl Repo {
     /// The decision on an issue. `None` for an issue of an earlier version.
@@ -59,6 +59,24 @@ impl Repo {
         .execute(&mut **tx)
         .await?;
         Ok(())
+    }
+
+    /// Whether another issue of the same issuer has a signed decision with the same document.
+    pub async fn is_decided_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument: &Instrument,
+    ) -> Result<bool, Error> {
+        let is_decided = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM instrument INDEXED BY instrument_document \
+                CROSS JOIN issue_decision d ON d.instrument_id = instrument.instrument_id \
+                WHERE issuer_id = $1 AND document_hash = $2 AND document_hash <> '' \
+                AND instrument.instrument_id <> $3 AND d.signed_at_us IS NOT NULL)",
+        )
+        .bind(&instrument.issuer_id)
+        .bind(&instrument.document_hash)
+        .bind(&instrument.instrument_id);
+        Ok(is_decided.fetch_one(&mut **tx).await?)
     }
 
     /// Number of the issuer's drafts that are not activated.

@@ -41,7 +41,8 @@ impl Service {
     ///
     /// # Errors
     /// `NoAuthority`; `OperationState` once the issue is activated; an invalid field: the hash is
-    /// not that of the registered document, or the signature is not the issuer's.
+    /// not that of the registered document or is that of another issue, or the signature is not the
+    /// issuer's.
     pub async fn sign_decision(
         &self,
         meta: &RequestMeta,
@@ -90,6 +91,11 @@ impl Service {
             now_us,
         );
         let mut tx = self.repo.begin().await?;
+        // A decision is readable, so its signature could be given for another issue.
+        if self.repo.is_decided_in_tx(&mut tx, &instrument).await? {
+            let why = "is that of the decision on another issue";
+            return Err(Refusal::field("document_hash", why).into());
+        }
         self.repo
             .save_instrument_in_tx(&mut tx, &instrument)
             .await?;

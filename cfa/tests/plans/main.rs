@@ -399,6 +399,7 @@ async fn no_statement_scans_a_table() {
         "UPDATE offer SET status = $2",
         "FROM issue_decision WHERE instrument_id =",
         "FROM instrument INDEXED BY instrument_of_issuer",
+        "FROM instrument INDEXED BY instrument_document",
         "FROM enforcement_act WHERE act_id =",
         "FROM enforcement_act WHERE kind = 1 AND actor =",
         "FROM enforcement_act INDEXED BY act_listed",

@@ -83,7 +83,7 @@ async fn r025_a_draft_is_readable_and_refused_until_its_signed_decision_is_activ
     let other = world.sign("BOND-1", "issuer-2").await;
     assert_eq!(field(&other.expect_err("another signer")), "signature");
     let signed = world.sign("BOND-1", "issuer").await.expect("signed");
-    assert_eq!(signed.document_hash, hex::encode(DOCUMENT));
+    assert_eq!(signed.document_hash, hex::encode(document_of("BOND-1")));
     assert!(signed.signer.contains("CN=issuer"), "{}", signed.signer);
     is_refused(&mut world).await;
     // The sweep activates nothing.
@@ -99,7 +99,7 @@ async fn r025_a_draft_is_readable_and_refused_until_its_signed_decision_is_activ
     let refused = world.cfa.activate_instrument(request.clone()).await;
     assert_eq!(field(&refused.expect_err("another hash")), "document_hash");
     let request = pb::ActivateInstrumentRequest {
-        document_hash: hex::encode(DOCUMENT),
+        document_hash: hex::encode(document_of("BOND-1")),
         ..request
     };
     // One person cannot activate it.
@@ -159,14 +159,14 @@ async fn a_registered_document_is_the_signed_one() {
     let document = b"Decision on BOND-1";
     let hash: [u8; 32] = sha2::Sha256::digest(document).into();
     let other_hash = world.draft(|request| {
-        request.document = document.as_slice().into();
-        request.document_hash = hex::encode(DOCUMENT);
+        request.document = document.to_vec().into();
+        request.document_hash = hex::encode(document_of("BOND-1"));
     });
     let refused = other_hash.await.expect_err("the hash of another document");
     assert_eq!(field(&refused), "document_hash");
-    let draft = world.draft(|request| request.document = document.as_slice().into());
+    let draft = world.draft(|request| request.document = document.to_vec().into());
     assert_eq!(draft.await.expect("draft").document_hash, hex::encode(hash));
-    // `sign` signs `DOCUMENT`.
+    // `sign` signs another document.
     let other = world.sign("BOND-1", "issuer").await;
     assert_eq!(field(&other.expect_err("another")), "document_hash");
     let request = pb::SignIssueDecisionRequest {
@@ -191,6 +191,36 @@ async fn a_registered_document_is_the_signed_one() {
     assert_eq!(decision.document.as_ref(), document.as_slice());
     assert!(!decision.signature.is_empty());
     assert!(decision.signed_at.is_some() && decision.activated_at.is_none());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signature_does_not_sign_another_issue() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    let request = pb::GetIssueDecisionRequest {
+        context: None,
+        instrument_id: "BOND-1".into(),
+    };
+    let found = world.cfa.get_issue_decision(request).await.expect("found");
+    let decision = found.into_inner().decision.expect("decision");
+    let other_terms = world.draft(|request| {
+        request.symbol = "BOND-2".into();
+        request.nominal = decimal("1");
+    });
+    other_terms.await.expect("registered");
+    let replay = pb::SignIssueDecisionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-2".into(),
+        document_hash: decision.document_hash,
+        signature: decision.signature,
+        ..Default::default()
+    };
+    let refused = world.cfa.sign_issue_decision(replay).await;
+    assert_eq!(field(&refused.expect_err("signed before")), "document_hash");
+    world.sign("BOND-2", "issuer").await.expect("signed");
+    world.activate("BOND-2").await.expect("activated");
     world.stop().await;
 }
 

@@ -15,6 +15,7 @@ use proto::common::v1 as common;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1::FiatDepositedEvent;
+use sha2::Digest as _;
 use testkit::{ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -25,8 +26,6 @@ use crate::losing::Losing;
 pub use testkit::messages::{amount, context, decimal, rubles as roubles};
 
 pub const WAIT: Duration = Duration::from_secs(30);
-/// SHA-256 of the issue decisions.
-pub const DOCUMENT: [u8; 32] = [7; 32];
 
 pub struct World {
     /// Identity, payments and the market.
@@ -442,17 +441,18 @@ impl World {
         Ok(registered.into_inner().instrument.expect("instrument"))
     }
 
-    /// Stores a signature of the decision `DOCUMENT` by this user.
+    /// Stores a signature of the decision by this user.
     pub async fn sign(
         &mut self,
         instrument_id: &str,
         signer: &str,
     ) -> Result<pb::IssueDecision, Status> {
-        let signature = self.ca.sign(signer, &DOCUMENT).expect("signature");
+        let document = document_of(instrument_id);
+        let signature = self.ca.sign(signer, &document).expect("signature");
         let request = pb::SignIssueDecisionRequest {
             context: context(&key()),
             instrument_id: instrument_id.into(),
-            document_hash: hex::encode(DOCUMENT),
+            document_hash: hex::encode(document),
             signature: signature.into(),
             ..Default::default()
         };
@@ -464,7 +464,7 @@ impl World {
         let request = pb::ActivateInstrumentRequest {
             context: context(&key()),
             instrument_id: instrument_id.into(),
-            document_hash: hex::encode(DOCUMENT),
+            document_hash: hex::encode(document_of(instrument_id)),
         };
         let activated = self.cfa.activate_instrument(request).await?;
         Ok(activated.into_inner().instrument.expect("instrument"))
@@ -703,6 +703,11 @@ impl Random {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % end
     }
+}
+
+/// SHA-256 of the decision on an issue.
+pub fn document_of(instrument_id: &str) -> [u8; 32] {
+    sha2::Sha256::digest(instrument_id).into()
 }
 
 /// A fresh key.
