@@ -475,10 +475,14 @@ impl CfaRegistryService for Api {
         &self,
         request: Request<pb::GetIssueDecisionRequest>,
     ) -> Answer<pb::GetIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         rpc::context::record_read_context(message.context);
         let found = self.service.decision(&message.instrument_id).await;
-        let (instrument, decision) = found.map_err(to_status)?;
+        let (instrument, mut decision) = found.map_err(to_status)?;
+        if !caller.acts_for_any_user() {
+            decision.activated_by.clear();
+        }
         Ok(Response::new(pb::GetIssueDecisionResponse {
             decision: Some(convert::issue_decision(&instrument, decision)),
         }))

@@ -12,7 +12,6 @@ use super::{RequestMeta, Service};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, IssueDecision};
-use chain::ChainError;
 
 /// Names of the calls under which answers are stored (D50).
 const SIGN: &str = "SignIssueDecision";
@@ -111,9 +110,9 @@ impl Service {
     /// Unless the chain deploys it at once, the issue stays a DRAFT until the sweep has done so.
     ///
     /// # Errors
-    /// `DecisionUnsigned`; `NoAuthority`; `OperationState` once the issue is activated; an invalid
-    /// field: the hash is not that of the signed document, the signature is not valid any more, or
-    /// the maturity has passed.
+    /// `DecisionUnsigned`; `NoAuthority`; `OperationState` once the issue is activated;
+    /// `ContractUnfit`; an invalid field: the hash is not that of the signed document, the signature
+    /// is not valid any more, or the maturity has passed.
     pub async fn activate_instrument(
         &self,
         meta: &RequestMeta,
@@ -124,7 +123,7 @@ impl Service {
         if let Some(activated) = self.stored_answer(meta, ACTIVATE).await? {
             drop(lock);
             let instrument = self.require_instrument(&activated).await?;
-            return Ok((self.complete_best_effort(instrument).await?, true));
+            return Ok((self.complete_best_effort(instrument).await, true));
         }
         let (mut instrument, mut decision) = self.decision(instrument_id).await?;
         if instrument.activated {
@@ -141,6 +140,11 @@ impl Service {
         self.check_signature(&instrument, &decision.signature)?;
         if instrument.is_mature(self.clock.now_us()) {
             return Err(Refusal::field("matures_at", "must be in the future").into());
+        }
+        // The rights of an adopted contract may have changed since the registration.
+        if !instrument.contract_address.is_empty() {
+            self.check_adoptable(&instrument, &instrument.contract_address)
+                .await?;
         }
         let now_us = self.now_us();
         instrument.activated = true;
@@ -167,20 +171,18 @@ impl Service {
             .await?;
         tx.commit().await?;
         drop(lock);
-        Ok((self.complete_best_effort(instrument).await?, false))
+        Ok((self.complete_best_effort(instrument).await, false))
     }
 
-    /// Completes an activated issue, or leaves it to the sweep and returns it as it is.
-    async fn complete_best_effort(&self, instrument: Instrument) -> Result<Instrument, Error> {
+    /// Completes an activated issue, or leaves it to the sweep and returns it as it is: the
+    /// activation is stored, so no failure after it is the answer of the call.
+    async fn complete_best_effort(&self, instrument: Instrument) -> Instrument {
         match self.complete_instrument(instrument.clone()).await {
-            Err(error)
-                if error.is_transient()
-                    || matches!(error, Error::Chain(ChainError::Refused(_))) =>
-            {
+            Ok(completed) => completed,
+            Err(error) => {
                 tracing::warn!(instrument_id = instrument.instrument_id, %error, "deployment is left to the sweep");
-                Ok(instrument)
+                instrument
             }
-            done => done,
         }
     }
 

@@ -12,6 +12,7 @@ use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use service_clients::{CallError, OperationType, PaymentStatus, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
+use super::workers::log_failure;
 use super::{PEER_CALLS, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
@@ -644,6 +645,10 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         count_ended(operation);
+        if operation.flow == Flow::ForceTransfer && status != Status::Finalized {
+            let id = &operation.operation_id;
+            log_failure("freeze", id, self.freeze_again(id).await);
+        }
         Ok(())
     }
 

@@ -89,19 +89,36 @@ impl Service {
             return Ok((self.step_best_effort(&known).await?, true));
         }
         self.enforceable(&new.instrument_id).await?;
-        let act = freeze_act(meta, new, units_minor, self.now_us());
-        let record = self.record(&act, "freeze.requested", "", &meta.actor);
-        let mut tx = self.repo.begin().await?;
-        let inserted = self.repo.insert_freeze_in_tx(&mut tx, &act, FREEZES_MAX);
-        match inserted.await? {
+        let act = freeze_act(meta, new.clone(), units_minor, self.now_us());
+        match self.record_freeze(&act).await? {
             FreezeInsert::Stored => {}
-            FreezeInsert::Frozen => return Err(Refusal::AlreadyFrozen.into()),
             FreezeInsert::TooMany => return Err(Refusal::TooManyFreezes.into()),
+            // Another call with this key may have stored it meanwhile.
+            FreezeInsert::Frozen => {
+                let known = self.known_freeze(meta, &new, units_minor).await?;
+                let known = known.ok_or(Refusal::AlreadyFrozen)?;
+                return Ok((self.step_best_effort(&known).await?, true));
+            }
         }
-        self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        self.freeze_first(&act).await?;
+        match self.freeze_first(&act.act_id).await {
+            Err(error) if error.is_transient() => {
+                tracing::warn!(act_id = act.act_id, %error, "freeze is left to the sweep");
+            }
+            frozen => frozen?,
+        }
         Ok((self.step_best_effort(&act.act_id).await?, false))
+    }
+
+    async fn record_freeze(&self, act: &EnforcementAct) -> Result<FreezeInsert, Error> {
+        let record = self.record(act, "freeze.requested", "", &act.actor);
+        let mut tx = self.repo.begin().await?;
+        let inserted = self.repo.insert_freeze_in_tx(&mut tx, act, FREEZES_MAX);
+        let inserted = inserted.await?;
+        if inserted == FreezeInsert::Stored {
+            self.repo.publish_in_tx(&mut tx, &[record]).await?;
+            tx.commit().await?;
+        }
+        Ok(inserted)
     }
 
     /// The freeze of an earlier call with this key (D50). Logs and counts other content.
@@ -118,31 +135,38 @@ impl Service {
         let is_same = known.units_minor == units_minor
             && known.instrument_id == new.instrument_id
             && known.holder_id == new.holder_id
-            && known.document == new.document;
+            && (known.basis, &known.document) == (new.basis, &new.document);
         if !is_same {
             rpc::context::note_difference(FREEZE, key);
         }
         Ok(Some(known.act_id))
     }
 
-    /// Makes the first call to the ledger. Deletes an act that the ledger refuses.
-    async fn freeze_first(&self, act: &EnforcementAct) -> Result<(), Error> {
-        let _lock = self.object_locks.lock(&act.act_id).await;
+    /// Freezes in the ledger, unless it has frozen already.
+    async fn freeze_first(&self, act_id: &str) -> Result<(), Error> {
+        let _lock = self.object_locks.lock(act_id).await;
+        let mut act = self.require_freeze(act_id).await?;
+        match act.held || act.status != ActStatus::Pending {
+            true => Ok(()),
+            false => self.hold(&mut act).await,
+        }
+    }
+
+    /// Freezes in the ledger. The caller holds the act's lock. Deletes the act of a call that the
+    /// ledger refuses; units of a failed transfer stay ordered to be frozen.
+    async fn hold(&self, act: &mut EnforcementAct) -> Result<(), Error> {
         let error = match self.freeze_in_ledger(act).await {
             Ok(()) => {
-                let mut act = act.clone();
                 act.held = true;
-                return self.save_act(&mut act).await;
+                return self.save_act(act).await;
             }
-            Err(error) if error.is_transient() => {
-                tracing::warn!(act_id = act.act_id, %error, "freeze is left to the sweep");
-                return Ok(());
-            }
+            Err(error) if error.is_transient() || act.actor == SOURCE => return Err(error),
             Err(error) => error,
         };
-        let mut refused = act.clone();
-        refused.status = ActStatus::Failed;
-        let record = self.record(&refused, "freeze.refused", act.status.as_str(), SOURCE);
+        let before = act.status.as_str();
+        act.status = ActStatus::Failed;
+        act.updated_at_us = self.now_us();
+        let record = self.record(act, "freeze.refused", before, SOURCE);
         let mut tx = self.repo.begin().await?;
         self.repo.delete_act_in_tx(&mut tx, &act.act_id).await?;
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
@@ -204,7 +228,7 @@ impl Service {
         meta: &RequestMeta,
         new: NewForcedTransfer,
     ) -> Result<OperationResult, Error> {
-        let instrument = self.enforceable(&new.instrument_id).await?;
+        let instrument = self.require_instrument(&new.instrument_id).await?;
         let mut operation = Operation::new(
             Flow::ForceTransfer,
             &new.from_user_id,
@@ -224,8 +248,9 @@ impl Service {
             .operation_by_key(Flow::ForceTransfer, from, key)
             .await?;
         if let Some(known) = known {
-            return Ok(replayed(known, |stored| same_terms(stored, &operation)));
+            return self.repeated_transfer(known, &operation, &new).await;
         }
+        self.enforceable(&new.instrument_id).await?;
         if new.from_user_id == new.to_user_id {
             let why = "must be another user than from_user_id";
             return Err(Refusal::field("to_user_id", why).into());
@@ -236,12 +261,28 @@ impl Service {
             operation.hold_id = Some(derived::enforcement_hold(&act.freeze_id).to_string());
         }
         if let Some(stored) = self.record_transfer(&act, &operation).await? {
-            return Ok(replayed(stored, |stored| same_terms(stored, &operation)));
+            return self.repeated_transfer(stored, &operation, &new).await;
         }
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
+    }
+
+    /// The stored operation of a used key. Logs and counts a request with other content (D50).
+    async fn repeated_transfer(
+        &self,
+        stored: Operation,
+        asked: &Operation,
+        new: &NewForcedTransfer,
+    ) -> Result<OperationResult, Error> {
+        let act = self.repo.act(&stored.operation_id).await?;
+        let is_same_act = act.is_none_or(|act| {
+            (act.basis, &act.document, &act.freeze_id) == (new.basis, &new.document, &new.freeze_id)
+        });
+        Ok(replayed(stored, |stored| {
+            is_same_act && same_terms(stored, asked)
+        }))
     }
 
     /// Stores a forced transfer with its act. Returns the stored operation if the key is used.
@@ -321,7 +362,7 @@ impl Service {
                 status: ActStatus::Pending,
                 // The contract has not unfrozen them.
                 frozen: sent.is_none(),
-                idempotency_key: format!("{}:again", act.act_id),
+                idempotency_key: again_key(&act.act_id),
                 actor: SOURCE.to_owned(),
                 tx_hash: String::new(),
                 created_at_us: act.updated_at_us,
@@ -334,6 +375,16 @@ impl Service {
         }
         let instrument = self.require_instrument(&act.instrument_id).await?;
         Ok(Some(publish::enforcement(&act, instrument.decimals)))
+    }
+
+    /// Freezes the units of a failed forced transfer in the ledger again. Called at once, because
+    /// they are available until then; the sweep does the rest.
+    pub(super) async fn freeze_again(&self, operation_id: &str) -> Result<(), Error> {
+        let key = again_key(operation_id);
+        match self.repo.freeze_by_key(SOURCE, &key).await? {
+            Some(again) => self.freeze_first(&again.act_id).await,
+            None => Ok(()),
+        }
     }
 
     /// Deletes the act of a forced transfer that the ledger refused.
@@ -406,10 +457,18 @@ impl Service {
         Ok(())
     }
 
-    /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act.
+    /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act, or the
+    /// refusal of the ledger that has deleted it.
     async fn step_best_effort(&self, act_id: &str) -> Result<EnforcementAct, Error> {
-        log_failure("freeze", act_id, self.step_freeze(act_id).await);
-        self.require_freeze(act_id).await
+        let stepped = self.step_freeze(act_id).await;
+        match (self.repo.act(act_id).await?, stepped) {
+            (Some(act), stepped) => {
+                log_failure("freeze", act_id, stepped);
+                Ok(act)
+            }
+            (None, Err(refused)) => Err(refused),
+            (None, Ok(())) => Err(Refusal::ActNotFound.into()),
+        }
     }
 
     /// Executes the steps of a freeze or of its lifting, until it waits for the chain or ends.
@@ -419,9 +478,7 @@ impl Service {
         match act.status {
             ActStatus::Pending => {
                 if !act.held {
-                    self.freeze_in_ledger(&act).await?;
-                    act.held = true;
-                    self.save_act(&mut act).await?;
+                    self.hold(&mut act).await?;
                 }
                 if !act.frozen && !self.freeze_on_chain(&mut act, true).await? {
                     return Ok(());
@@ -597,6 +654,11 @@ impl Service {
             act.updated_at_us,
         )
     }
+}
+
+/// Key of the freeze of a failed transfer's units.
+fn again_key(transfer_id: &str) -> String {
+    format!("{transfer_id}:again")
 }
 
 /// Key of the transaction that unfreezes the units of a forced transfer.

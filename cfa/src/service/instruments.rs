@@ -14,7 +14,7 @@ use crate::peers::SOURCE;
 use crate::plan;
 use chain::{Action, Address, ReceiptStatus};
 
-/// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
+/// Longest wait of ActivateInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
 /// Name of the call under which answers are stored (D50).
@@ -244,7 +244,11 @@ impl Service {
 
     /// Checks code, decimals and symbol at the address, and that the platform's operator and
     /// contracts are its agents (T32).
-    async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
+    pub(super) async fn check_adoptable(
+        &self,
+        instrument: &Instrument,
+        address: &str,
+    ) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
         })?;
@@ -515,7 +519,7 @@ fn draft_of(
 }
 
 /// Whether two registrations agree in their terms, except those that an earlier version could
-/// change and the document, which may be given with its signature.
+/// change. The document may be given with its signature.
 fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
     let terms = |of: &Instrument| {
         (
@@ -524,7 +528,9 @@ fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
             (of.issued_at_us, of.tick_size, of.lot_size),
         )
     };
-    terms(known) == terms(asked)
+    let is_same_document =
+        asked.document_hash.is_empty() || asked.document_hash == known.document_hash;
+    is_same_document && terms(known) == terms(asked)
 }
 
 fn check_name(name: &str) -> Result<(), Refusal> {

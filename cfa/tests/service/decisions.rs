@@ -3,6 +3,7 @@
 use proto::cfa::v1 as pb;
 use sha2::Digest as _;
 
+use crate::node::{NO_COINS, gated_world};
 use crate::world::*;
 
 fn update(change: impl FnOnce(&mut pb::UpdateInstrumentRequest)) -> pb::UpdateInstrumentRequest {
@@ -237,4 +238,27 @@ async fn without_a_certificate_authority_no_decision_is_signed() {
     assert_eq!(reason(&refused), "NO_CERTIFICATE_AUTHORITY");
     assert!(refused.message().contains("cfa.ca_file"), "{refused}");
     world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_activation_that_the_node_refuses_is_completed_by_the_sweep() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    world.draft(|_| {}).await.expect("registered");
+    world.sign("BOND-1", "issuer").await.expect("signed");
+    gate.refuse(NO_COINS);
+    let waiting = world.activate("BOND-1").await.expect("stored");
+    assert_eq!(waiting.status(), pb::InstrumentStatus::Draft);
+    let again = world.activate("BOND-1").await.expect_err("activated");
+    assert_eq!(reason(&again), "OPERATION_STATE");
+    let subscribed = world.subscribe("BOND-1", "alice", "1", "1000.00").await;
+    let subscribed = subscribed.expect_err("a draft");
+    assert_eq!(reason(&subscribed), "INSTRUMENT_NOT_ACTIVE");
+    gate.pass();
+    world.resume_operations().await;
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Active);
+    world.issue("BOND-1", "alice", "1").await;
+    world.stop().await;
+    node.stop().await;
 }

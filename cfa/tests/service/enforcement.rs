@@ -5,18 +5,23 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use proto::identity::v1::UserStatus;
 
+use crate::node::{NO_COINS, gated_world};
 use crate::world::*;
 
-use pb::EnforcementStatus::{Active, Done, Lifted, Used};
+use pb::EnforcementStatus::{Active, Done, Failed, Lifted, Used};
 
 const DOCUMENT: &str = "Decision 2-17/2026 of 2026-11-20";
 
 /// Alice has ten units of BOND-1.
 async fn with_units(folder: &std::path::Path) -> World {
     let mut world = World::start(folder).await;
+    issue_units(&mut world).await;
+    world
+}
+
+async fn issue_units(world: &mut World) {
     world.register(|_| {}).await.expect("registered");
     world.issue("BOND-1", "alice", "10").await;
-    world
 }
 
 fn freezing(units: Option<&str>) -> pb::FreezeUnitsRequest {
@@ -226,6 +231,92 @@ async fn r019_a_receiver_of_a_forced_transfer_is_a_known_user_with_standard_kyc(
     world.double.upsert_user("heir", blocked);
     let refused = force(&mut world, "1", "").await.expect_err("blocked");
     assert_eq!(reason(&refused), "USER_BLOCKED");
+    assert_eq!(units(&mut world).await, pair("10", "10"));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d50_a_repeated_freeze_or_transfer_answers_with_the_stored_one() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    let request = freezing(Some("4"));
+    let [mut one, mut two] = ["", ""].map(|_| world.as_caller("sandbox.compliance.anna"));
+    let (first, second) = tokio::join!(
+        one.freeze_units(request.clone()),
+        two.freeze_units(request)
+    );
+    let [first, second] = [first, second].map(|answer| {
+        let answer = answer.expect("frozen").into_inner();
+        answer.act.expect("act").act_id
+    });
+    assert_eq!(first, second);
+    assert_eq!(units(&mut world).await, pair("10", "6"));
+    let request = transferring("4", &first);
+    let sent = world.cfa.force_transfer(request.clone()).await;
+    let sent = sent.expect("sent").into_inner().operation;
+    let sent = world.settle(&sent.expect("operation")).await;
+    // The issue has ended meanwhile.
+    let ended = "UPDATE instrument SET status = 5 WHERE instrument_id = 'BOND-1'";
+    alter_store(folder.path(), ended).await;
+    let repeated = world.cfa.force_transfer(request).await.expect("stored");
+    assert!(repeated.metadata().contains_key("idempotent-replayed"));
+    let repeated = repeated.into_inner().operation.expect("operation");
+    assert_eq!(repeated.operation_id, sent.operation_id);
+    let other = force(&mut world, "1", "").await.expect_err("ended");
+    assert_eq!(reason(&other), "INSTRUMENT_NOT_ACTIVE");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn units_of_a_transfer_that_the_chain_refuses_are_frozen_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    issue_units(&mut world).await;
+    let arrest = freeze(&world, Some("6")).await.expect("frozen");
+    assert_eq!(arrest.status(), Active);
+    gate.refuse(NO_COINS);
+    let request = transferring("4", &arrest.act_id);
+    let sent = world.cfa.force_transfer(request).await.expect("stored");
+    let sent = sent.into_inner().operation.expect("operation");
+    for _ in 0..3 {
+        world.resume_operations().await;
+    }
+    let ended = act(&mut world, &sent.operation_id).await;
+    assert_eq!(ended.status(), Failed);
+    assert_eq!(units(&mut world).await, pair("10", "4"));
+    let refused = transfer(&world, "5").await.expect_err("frozen units");
+    assert_eq!(reason(&refused), "INSUFFICIENT_BALANCE");
+    gate.pass();
+    world.resume_operations().await;
+    let request = pb::ListEnforcementActsRequest::default();
+    let listed = world.cfa.list_enforcement_acts(request).await;
+    let acts = listed.expect("listed").into_inner().acts;
+    let again = acts.first().expect("the new freeze");
+    assert_eq!(again.status(), Active);
+    assert_eq!(again.left, amount("BOND-1", "4"));
+    for freeze in [&arrest.act_id, &again.act_id] {
+        let lifted = lift(&mut world, freeze).await.expect("lifted");
+        assert_eq!(lifted.status(), Lifted);
+    }
+    assert_eq!(units(&mut world).await, pair("10", "10"));
+    world.stop().await;
+    node.stop().await;
+}
+
+/// A call that crashed before its answer, beyond the available units.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_that_the_ledger_refuses_after_a_crash_is_deleted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    let frozen = freeze(&world, Some("4")).await.expect("frozen");
+    lift(&mut world, &frozen.act_id).await.expect("lifted");
+    let crashed = "UPDATE enforcement_act SET act_id = 'crashed', status = 1, held = 0, \
+         frozen = 0, units_minor = 11, left_minor = 11";
+    alter_store(folder.path(), crashed).await;
+    world.resume_operations().await;
+    let request = pb::ListEnforcementActsRequest::default();
+    let listed = world.cfa.list_enforcement_acts(request).await;
+    assert!(listed.expect("listed").into_inner().acts.is_empty());
     assert_eq!(units(&mut world).await, pair("10", "10"));
     world.stop().await;
 }
