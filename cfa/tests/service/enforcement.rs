@@ -241,10 +241,8 @@ async fn d50_a_repeated_freeze_or_transfer_answers_with_the_stored_one() {
     let mut world = with_units(folder.path()).await;
     let request = freezing(Some("4"));
     let [mut one, mut two] = ["", ""].map(|_| world.as_caller("sandbox.compliance.anna"));
-    let (first, second) = tokio::join!(
-        one.freeze_units(request.clone()),
-        two.freeze_units(request)
-    );
+    let (first, second) =
+        tokio::join!(one.freeze_units(request.clone()), two.freeze_units(request));
     let [first, second] = [first, second].map(|answer| {
         let answer = answer.expect("frozen").into_inner();
         answer.act.expect("act").act_id
