@@ -31,7 +31,12 @@ impl Signing {
                 let opened = CmsSigner::new(&read(key)?, &read(certificate)?);
                 Some(opened.map_err(|error| unreadable(key, &error))?)
             }
-            _ => None,
+            (None, None) => None,
+            _ => {
+                let problem =
+                    "cfa.extract_key_file and cfa.extract_certificate_file need each other";
+                return Err(Error::Config(problem.to_owned()));
+            }
         };
         Ok(Self { verifier, signer })
     }

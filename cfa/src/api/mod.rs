@@ -1160,12 +1160,16 @@ impl CfaRegistryService for Api {
             code => ExtractFormat::from_code(code)
                 .ok_or_else(|| status::invalid_argument("format", "must be CSV or TEXT"))?,
         };
+        let document = match message.document.is_empty() {
+            true => String::new(),
+            false => convert::document("document", message.document).map_err(to_status)?,
+        };
         let new = NewExtract {
             holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
             as_of_us: message.as_of.as_ref().map(wire::timestamp_us),
             format,
             recipient,
-            document: message.document,
+            document,
             instrument_id: message.instrument_id,
         };
         let issued = self.service.issue_extract(&context, new).await;
