@@ -291,7 +291,7 @@ impl Service {
         act: &EnforcementAct,
         operation: &Operation,
     ) -> Result<Option<Operation>, Error> {
-        // A lift of the freeze that has not ended sees this transfer, or is seen by it.
+        // Excludes a lift of the freeze between the check and the insert.
         let _lock = match act.freeze_id.is_empty() {
             true => None,
             false => Some(self.object_locks.lock(&act.freeze_id).await),
