@@ -111,8 +111,8 @@ impl Service {
     ///
     /// # Errors
     /// `DecisionUnsigned`; `NoAuthority`; `OperationState` once the issue is activated;
-    /// `ContractUnfit`; an invalid field: the hash is not that of the signed document, the signature
-    /// is not valid any more, or the maturity has passed.
+    /// `ContractUnfit`; an invalid field: the hash is not that of the signed document, the
+    /// signature is not valid any more, or the maturity has passed.
     pub async fn activate_instrument(
         &self,
         meta: &RequestMeta,

@@ -447,7 +447,8 @@ impl Service {
     pub(super) async fn sweep_freezes(&self, before_us: i64) -> Result<(), Error> {
         let mut failing = None;
         for act in self.repo.open_freezes(before_us, SWEEP_MAX).await? {
-            let stepped = self.step_freeze(&act.act_id).await;
+            // The next sweep reads the receipts of the transactions that this one sends.
+            let stepped = self.step_freeze(&act.act_id, Duration::ZERO).await;
             if act.attempts > 0 || stepped.is_err() {
                 failing = Some(format!("freeze {} is not complete", act.act_id));
             }
@@ -460,7 +461,7 @@ impl Service {
     /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act, or the
     /// refusal of the ledger that has deleted it.
     async fn step_best_effort(&self, act_id: &str) -> Result<EnforcementAct, Error> {
-        let stepped = self.step_freeze(act_id).await;
+        let stepped = self.step_freeze(act_id, RECEIPT_WAIT).await;
         match (self.repo.act(act_id).await?, stepped) {
             (Some(act), stepped) => {
                 log_failure("freeze", act_id, stepped);
@@ -471,8 +472,9 @@ impl Service {
         }
     }
 
-    /// Executes the steps of a freeze or of its lifting, until it waits for the chain or ends.
-    async fn step_freeze(&self, act_id: &str) -> Result<(), Error> {
+    /// Executes the steps of a freeze or of its lifting, until it has waited `wait` for the chain or
+    /// ends.
+    async fn step_freeze(&self, act_id: &str, wait: Duration) -> Result<(), Error> {
         let _lock = self.object_locks.lock(act_id).await;
         let mut act = self.require_freeze(act_id).await?;
         match act.status {
@@ -480,13 +482,13 @@ impl Service {
                 if !act.held {
                     self.hold(&mut act).await?;
                 }
-                if !act.frozen && !self.freeze_on_chain(&mut act, true).await? {
+                if !act.frozen && !self.freeze_on_chain(&mut act, true, wait).await? {
                     return Ok(());
                 }
                 self.end_step(&mut act, ActStatus::Active).await
             }
             ActStatus::Lifting => {
-                if act.frozen && !self.freeze_on_chain(&mut act, false).await? {
+                if act.frozen && !self.freeze_on_chain(&mut act, false, wait).await? {
                     return Ok(());
                 }
                 // A freeze whose call was lost may have reached the ledger.
@@ -575,6 +577,7 @@ impl Service {
         &self,
         act: &mut EnforcementAct,
         is_frozen: bool,
+        wait: Duration,
     ) -> Result<bool, Error> {
         if self.is_exhausted(act) {
             return Ok(false);
@@ -584,7 +587,7 @@ impl Service {
         let name = if is_frozen { "freeze" } else { "lift" };
         let key = format!("{name}:{}:{}", act.act_id, act.attempts);
         let submitted = self.chain.submit(&key, &action.call()).await?;
-        let receipt = self.chain.wait_receipt(&submitted.tx_hash, RECEIPT_WAIT);
+        let receipt = self.chain.wait_receipt(&submitted.tx_hash, wait);
         let Some(receipt) = receipt.await? else {
             return Ok(false);
         };
