@@ -31,6 +31,26 @@ pub enum Refusal {
     InstrumentExists,
     #[error("Instrument is not active")]
     InstrumentNotActive,
+    #[error("Terms of the issue are immutable")]
+    TermsImmutable,
+    #[error("The issue decision is not signed")]
+    DecisionUnsigned,
+    #[error("Signatures cannot be verified: no certificate authority is configured (cfa.ca_file)")]
+    NoAuthority,
+    #[error("Extracts cannot be signed: no key is configured (cfa.extract_key_file)")]
+    NoExtractKey,
+    #[error("Too many extracts in a day")]
+    TooManyExtracts,
+    #[error("Enforcement act not found")]
+    ActNotFound,
+    #[error("All units of the holder are frozen already")]
+    AlreadyFrozen,
+    #[error("Too many freezes of the holder")]
+    TooManyFreezes,
+    #[error("Receiver is on a sanctions list: {0}")]
+    ReceiverSanctioned(String),
+    #[error("Too many drafts")]
+    TooManyDrafts,
     #[error("Operation is not in a state for this")]
     OperationState,
     /// One person ends the halt of an issue (D32).

@@ -3,13 +3,14 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `saga`, `plan`, `placement`, `model` | the rules as pure functions and types |
+//! | `saga`, `plan`, `placement`, `extract`, `model` | the rules as pure functions and types |
 //! | `anchor` | signed ends of the ledger's hash chains, pure |
 //! | `compare` | when a difference between chain and ledger is a break, pure |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
+//! | `signing` | keys and certificates for documents |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
@@ -26,6 +27,7 @@ pub mod anchor;
 mod api;
 mod compare;
 pub mod error;
+mod extract;
 pub mod failpoint;
 pub mod model;
 mod peers;
@@ -34,6 +36,7 @@ pub mod plan;
 mod repo;
 pub mod saga;
 mod service;
+mod signing;
 
 use futures::future::BoxFuture;
 use std::path::PathBuf;
@@ -66,6 +69,13 @@ pub struct CfaConfig {
     pub compare_window_ms: u64,
     /// Interval of the anchors of the ledger on the chain. 0: none.
     pub anchor_interval_s: u64,
+    /// Certificates of the authorities (PEM) that issue the issuers' certificates. `None`: no issue
+    /// decision can be signed. The sandbox has its own.
+    pub ca_file: Option<PathBuf>,
+    /// The operator's key (PKCS#8, DER) for extracts from the register. `None`: none can be made.
+    pub extract_key_file: Option<PathBuf>,
+    /// The certificate (DER) of that key.
+    pub extract_certificate_file: Option<PathBuf>,
 }
 
 /// Largest batch that settlement sends.
@@ -81,6 +91,9 @@ impl Default for CfaConfig {
             compare_interval_ms: 1_000,
             compare_window_ms: 60_000,
             anchor_interval_s: 24 * 3_600,
+            ca_file: None,
+            extract_key_file: None,
+            extract_certificate_file: None,
         }
     }
 }
@@ -125,6 +138,7 @@ pub fn start(
                 "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
+        let signing = signing::Signing::open(&config)?;
         let repo = repo::Repo::open(&sealed_store(&config).path).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
@@ -139,6 +153,7 @@ pub fn start(
             contracts,
             deps.clock,
             config,
+            signing,
             health.clone(),
         ));
         service.load_breaks().await?;

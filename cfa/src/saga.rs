@@ -131,7 +131,7 @@ pub enum Step {
 fn is_gated(flow: Flow) -> bool {
     matches!(
         flow,
-        Flow::RedeemRub | Flow::IssueInvestment | Flow::RedeemInvestment
+        Flow::RedeemRub | Flow::IssueInvestment | Flow::RedeemInvestment | Flow::ForceTransfer
     )
 }
 
@@ -142,7 +142,12 @@ pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     match flow {
         Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,
         Flow::Transfer => plain_transfer,
-        Flow::RedeemInvestment | Flow::Trade | Flow::Maturity | Flow::Placement => false,
+        // Enforcement acts do not depend on the holder's limits.
+        Flow::RedeemInvestment
+        | Flow::Trade
+        | Flow::Maturity
+        | Flow::Placement
+        | Flow::ForceTransfer => false,
     }
 }
 

@@ -592,6 +592,13 @@ impl Config {
         self.identity.data_dir = dir.join("identity");
         self.bank.data_dir = dir.join("bank");
         self.bank.keys_dir = dir.join("keys");
+        if self.sandbox.enabled {
+            // The files of the sandbox's certificate authority.
+            let keys = &self.bank.keys_dir;
+            self.cfa.ca_file = Some(keys.join("ca.pem"));
+            self.cfa.extract_key_file = Some(keys.join("extracts.pk8"));
+            self.cfa.extract_certificate_file = Some(keys.join("extracts.der"));
+        }
         self
     }
 }

@@ -28,9 +28,15 @@ const LAYOUT: u32 = 1;
 /// Version of the data folder. It changes with the layout and with the format of journalled
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
-/// Stores that a later version added. A folder without one gets it at its next start. So does one
+/// Parts that a later version added. A folder without one gets it at its next start. So does one
 /// without the keys of row seals ([`events::seal`]) and of anchors ([`cfa::anchor`]).
-const ADDED: [&str; 1] = ["approvals/approvals.db"];
+const ADDED: [&str; 5] = [
+    "approvals/approvals.db",
+    "keys/ca.pk8",
+    "keys/ca.pem",
+    "keys/extracts.pk8",
+    "keys/extracts.der",
+];
 const SEAL_KEY: &str = ".seal.key";
 const ANCHOR_KEY: &str = "anchor_ed25519.";
 
@@ -125,6 +131,9 @@ fn parts(config: &Config) -> Vec<Part> {
         "webhook_secret",
     ] {
         add(true, Key, config.payments.keys_dir.join(name));
+    }
+    for name in ["ca.pk8", "ca.pem", "extracts.pk8", "extracts.der"] {
+        add(true, Key, config.bank.keys_dir.join(name));
     }
     for name in ["cert.der", "key.der"] {
         add(true, Key, config.market.data_dir.join("tls").join(name));
@@ -228,8 +237,8 @@ impl Content {
         Ok(content)
     }
 
-    /// Adds, as pending, the stores and keys that a later version added and that do not exist yet.
-    /// True if there are any.
+    /// Adds, as pending, the parts that a later version added and that do not exist yet. True if
+    /// there are any.
     fn add_new(&mut self, parts: &[Part]) -> bool {
         let is_new =
             |part: &&Part| is_added(&part.name) && !self.has(&part.name) && !part.is_there();

@@ -54,6 +54,16 @@ const DUTY: &[Role] = &[Operator, Compliance, Service];
 const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
 const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
 const ISSUE: &[Role] = &[Issuer, Operator, Service];
+/// Staff, and issuers for their own issues.
+const REGISTER: &[Role] = &[
+    Issuer,
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+];
 const SERVICE_ONLY: &[Role] = &[Service];
 /// Staff with a role that changes something. Services neither request nor approve.
 const PERSONS: &[Role] = &[Operator, Treasury, Compliance, MarketSupervisor];
@@ -100,6 +110,9 @@ const TABLE: &[(&str, Rows)] = &[
             ("RegisterInstrument", ISSUE),
             ("GetInstrument", EVERYONE),
             ("ListInstruments", EVERYONE),
+            ("SignIssueDecision", ISSUE),
+            ("ActivateInstrument", OPERATE),
+            ("GetIssueDecision", EVERYONE),
             ("UpdateInstrument", ISSUE),
             ("IssueCfaRub", MONEY),
             (
@@ -120,17 +133,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("TransferCfa", &[Investor, Trader, Issuer, Service]),
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),
+            ("ListHolders", REGISTER),
             (
-                "ListHolders",
-                &[
-                    Issuer,
-                    Operator,
-                    Treasury,
-                    Compliance,
-                    MarketSupervisor,
-                    Auditor,
-                    Service,
-                ],
+                "IssueExtract",
+                &[Investor, Trader, Issuer, Operator, Compliance, Service],
             ),
             ("ListChainBalances", STAFF),
             ("ListChainBreaks", STAFF),
@@ -146,6 +152,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("FinalizeRedemption", OPERATE),
             ("ListSuspendedDeposits", STAFF),
             ("ResolveSuspendedDeposit", MONEY),
+            ("FreezeUnits", DUTY),
+            ("LiftFreeze", DUTY),
+            ("ForceTransfer", DUTY),
+            ("ListEnforcementActs", STAFF),
             ("SetRedemptionBlock", DUTY),
             ("RefundRedemption", &[Compliance, Service]),
         ],
@@ -268,6 +278,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetFault", OPERATE),
             ("GetBankBalance", STAFF),
             ("ListTransfers", STAFF),
+            ("SignDocument", REGISTER),
         ],
     ),
 ];
@@ -314,6 +325,23 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
         When::Partly,
         &[Operator],
+    ),
+    // The publication of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ActivateInstrument",
+        When::Always,
+        &[Operator],
+    ),
+    // Enforcement: a freeze takes one person.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftFreeze",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ForceTransfer",
+        When::Always,
+        &[Operator, Compliance],
     ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(

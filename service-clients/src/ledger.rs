@@ -306,6 +306,29 @@ impl LedgerClient {
         Err(error)
     }
 
+    /// Freezes a sub-account, or makes it active again, once per key.
+    #[boxed]
+    pub async fn set_frozen(
+        &self,
+        context: &Context,
+        key: &str,
+        subaccount_id: &str,
+        is_frozen: bool,
+        reason: &str,
+    ) -> Answer<()> {
+        let status = match is_frozen {
+            true => pb::SubAccountStatus::Frozen,
+            false => pb::SubAccountStatus::Active,
+        };
+        let request = pb::SetSubAccountStatusRequest {
+            context: self.peer.keyed(context, key),
+            subaccount_id: subaccount_id.to_owned(),
+            status: status.into(),
+            reason: reason.to_owned(),
+        };
+        self.peer.send(request, call!(set_sub_account_status)).await
+    }
+
     /// A hold; `None` for an unknown id.
     #[boxed]
     pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {

@@ -24,7 +24,7 @@ const STORES: [&str; 13] = [
     "settlement/settlement.db",
     "journal",
 ];
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 19] = [
     "cfa/anchor_ed25519.pk8",
     "cfa/anchor_ed25519.pub",
     "cfa/cfa.sqlite.seal.key",
@@ -35,6 +35,10 @@ const KEYS: [&str; 15] = [
     "ledger/ledger.sqlite.seal.key",
     "approvals/approvals.db.seal.key",
     "chain/operator.key",
+    "keys/ca.pk8",
+    "keys/ca.pem",
+    "keys/extracts.pk8",
+    "keys/extracts.der",
     "keys/gateway_ed25519.pk8",
     "keys/gateway_ed25519.pub",
     "keys/webhook_secret",

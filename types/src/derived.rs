@@ -10,7 +10,7 @@
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
-//! | hold of an offer | name of the CFA service |
+//! | hold of an offer, hold of a freeze | name of the CFA service |
 //! | operation of an allotment | its offer |
 
 use alloc::format;
@@ -193,6 +193,11 @@ pub fn offer_hold(offer_id: &str) -> Id128 {
 /// time of the subscription.
 pub fn allotment(offer: Id128) -> Id128 {
     child_uuid(offer, "allotment")
+}
+
+/// Ledger hold of the units that an enforcement act freezes.
+pub fn enforcement_hold(act_id: &str) -> Id128 {
+    cfa_uuid(&format!("{act_id}:freeze"))
 }
 
 /// Id of the redemption of an issue.

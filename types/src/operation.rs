@@ -21,6 +21,8 @@ code_enum! {
         ExternalTransfer = 12 "EXTERNAL_TRANSFER",
         Trading = 13 "TRADING",
         Fee = 14 "FEE",
+        /// A forced transfer that a document orders.
+        Enforcement = 15 "ENFORCEMENT",
     }
 }
 

@@ -4,13 +4,15 @@ use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert::{self, ConvertError};
 use rpc::status;
+use sha2::{Digest, Sha256};
 use tonic::Status;
 use types::Decimal;
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
+    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Extract,
+    ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption,
+    Offer, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::placement::{Allotment, Placement};
 use crate::service::{
@@ -53,6 +55,16 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PayoutFailed => status::failed_precondition("PAYOUT_FAILED", text),
         Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),
         Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
+        Refusal::TermsImmutable => status::failed_precondition("TERMS_IMMUTABLE", text),
+        Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
+        Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
+        Refusal::NoExtractKey => status::failed_precondition("NO_EXTRACT_KEY", text),
+        Refusal::TooManyExtracts => status::failed_precondition("TOO_MANY_EXTRACTS", text),
+        Refusal::ActNotFound => status::not_found("ACT_NOT_FOUND", text),
+        Refusal::AlreadyFrozen => status::failed_precondition("ALREADY_FROZEN", text),
+        Refusal::TooManyFreezes => status::failed_precondition("TOO_MANY_FREEZES", text),
+        Refusal::ReceiverSanctioned(_) => status::failed_precondition("SANCTIONS_HIT", text),
+        Refusal::TooManyDrafts => status::failed_precondition("TOO_MANY_DRAFTS", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
         Refusal::ApprovalRequired => {
             status::approval_required("dfa.cfa.v1.CfaRegistryService/UpdateInstrument")
@@ -329,8 +341,24 @@ pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstr
         price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        document: request.document.to_vec(),
         placement: request.placement.map(new_placement).transpose()?,
     })
+}
+
+pub fn issue_decision(instrument: &Instrument, decision: IssueDecision) -> pb::IssueDecision {
+    pb::IssueDecision {
+        instrument_id: decision.instrument_id,
+        document_hash: instrument.document_hash.clone(),
+        document_uri: instrument.document_uri.clone(),
+        document: decision.document.into(),
+        signature: decision.signature.into(),
+        signer: decision.signer,
+        certificate_serial: decision.certificate_serial,
+        signed_at: decision.signed_at_us.and_then(wire_time),
+        activated_by: decision.activated_by,
+        activated_at: decision.activated_at_us.and_then(wire_time),
+    }
 }
 
 pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<InstrumentChange, Error> {
@@ -470,6 +498,71 @@ pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemp
         onchain_tx_hash: redemption.tx_hash.clone().unwrap_or_default(),
         created_at: wire_time(redemption.created_at_us),
         finalized_at: redemption.finalized_at_us.and_then(wire_time),
+    }
+}
+
+pub fn enforcement_act(act: &EnforcementAct, decimals: u8) -> pb::EnforcementAct {
+    let id = &act.instrument_id;
+    let amount = |units| Some(convert::to_monetary_amount_minor(id, units, decimals));
+    let of_units = !act.is_whole();
+    let has_left = of_units && act.kind == ActKind::Freeze;
+    pb::EnforcementAct {
+        act_id: act.act_id.clone(),
+        kind: act.kind.code(),
+        basis: act.basis.code(),
+        instrument_id: id.clone(),
+        holder_id: act.holder_id.clone(),
+        to_user_id: act.to_user_id.clone(),
+        amount: of_units.then(|| amount(act.units_minor)).flatten(),
+        left: has_left.then(|| amount(act.left_minor)).flatten(),
+        document: act.document.clone(),
+        lift_document: act.lift_document.clone(),
+        freeze_id: act.freeze_id.clone(),
+        status: act.status.code(),
+        onchain_tx_hash: act.tx_hash.clone(),
+        actor: act.actor.clone(),
+        created_at: wire_time(act.created_at_us),
+        updated_at: wire_time(act.updated_at_us),
+    }
+}
+
+/// Longest name of a document, in bytes. The ledger's records contain it with a prefix.
+const DOCUMENT_BYTES_MAX: usize = 512;
+
+/// Checks the required name of a document that orders an act.
+pub fn document(field: &'static str, text: String) -> Result<String, Error> {
+    if text.len() > DOCUMENT_BYTES_MAX {
+        let why = format!("must have at most {DOCUMENT_BYTES_MAX} bytes");
+        return Err(Refusal::field(field, why).into());
+    }
+    id(field, text)
+}
+
+/// Reads what orders an act. It is required.
+pub fn basis(code: i32) -> Result<ActBasis, Error> {
+    let why = "must be COURT, LEVY, INHERITANCE, RECOVERY or SANCTIONS";
+    Ok(ActBasis::from_code(code).ok_or_else(|| Refusal::field("basis", why))?)
+}
+
+pub fn extract(extract: Extract) -> pb::Extract {
+    let content_type = match extract.format {
+        ExtractFormat::Csv => "text/csv; charset=utf-8",
+        ExtractFormat::Text => "text/plain; charset=utf-8",
+    };
+    pb::Extract {
+        sha256: hex::encode(Sha256::digest(&extract.content)),
+        content_type: content_type.to_owned(),
+        extract_id: extract.extract_id,
+        instrument_id: extract.instrument_id,
+        holder_id: extract.holder_id,
+        as_of: wire_time(extract.as_of_us),
+        issued_at: wire_time(extract.issued_at_us),
+        format: extract.format.code(),
+        recipient: extract.recipient.code(),
+        document: extract.document,
+        content: extract.content.into(),
+        signature: extract.signature.into(),
+        signer: extract.signer,
     }
 }
 

@@ -22,13 +22,16 @@ use tonic::{Request, Response, Status};
 use types::{Decimal, OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, Instrument, InstrumentType, Offer, OfferSide, RedemptionReason};
+use crate::model::{
+    CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, Instrument, InstrumentType, Offer,
+    OfferSide, RedemptionReason,
+};
 use crate::placement::Placement;
 use crate::repo::OperationFilter;
 use crate::service::compare::OWNER;
 use crate::service::{
-    IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
-    RequestMeta, Service,
+    IssueInvestment, NewExtract, NewForcedTransfer, NewFreeze, NewOffer, NewRedemption,
+    NewSignature, NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service,
 };
 use convert::to_status;
 
@@ -494,8 +497,17 @@ impl Api {
     }
 
     async fn decimals_of(&self, offer: &Offer) -> Result<u8, Status> {
-        let instrument = self.service.require_instrument(&offer.instrument_id).await;
+        self.instrument_decimals(&offer.instrument_id).await
+    }
+
+    async fn instrument_decimals(&self, instrument_id: &str) -> Result<u8, Status> {
+        let instrument = self.service.require_instrument(instrument_id).await;
         Ok(instrument.map_err(to_status)?.decimals)
+    }
+
+    async fn act(&self, act: &EnforcementAct) -> Result<pb::EnforcementAct, Status> {
+        let decimals = self.instrument_decimals(&act.instrument_id).await?;
+        Ok(convert::enforcement_act(act, decimals))
     }
 }
 
@@ -548,6 +560,65 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         rpc::context::record_read_context(message.context.take());
         Ok(Response::new(self.instruments(message).await?))
+    }
+
+    async fn sign_issue_decision(
+        &self,
+        request: Request<pb::SignIssueDecisionRequest>,
+    ) -> Answer<pb::SignIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let new = NewSignature {
+            instrument_id: message.instrument_id,
+            document_hash: message.document_hash,
+            signature: message.signature.to_vec(),
+            document_uri: message.document_uri,
+        };
+        let signed = self.service.sign_decision(&context, new).await;
+        let (instrument, decision, replayed) = signed.map_err(to_status)?;
+        let answer = pb::SignIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn activate_instrument(
+        &self,
+        request: Request<pb::ActivateInstrumentRequest>,
+    ) -> Answer<pb::ActivateInstrumentResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (instrument_id, hash) = (&message.instrument_id, &message.document_hash);
+        let activated = self
+            .service
+            .activate_instrument(&context, instrument_id, hash);
+        let (instrument, replayed) = activated.await.map_err(to_status)?;
+        let answer = pb::ActivateInstrumentResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn get_issue_decision(
+        &self,
+        request: Request<pb::GetIssueDecisionRequest>,
+    ) -> Answer<pb::GetIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let found = self.service.decision(&message.instrument_id).await;
+        let (instrument, mut decision) = found.map_err(to_status)?;
+        if !caller.acts_for_any_user() {
+            decision.activated_by.clear();
+        }
+        Ok(Response::new(pb::GetIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        }))
     }
 
     async fn update_instrument(
@@ -1197,6 +1268,147 @@ impl CfaRegistryService for Api {
             operation: operation_of(&resolved),
         };
         Ok(answered(answer, resolved.replayed))
+    }
+
+    async fn freeze_units(
+        &self,
+        request: Request<pb::FreezeUnitsRequest>,
+    ) -> Answer<pb::FreezeUnitsResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let id = &message.instrument_id;
+        let amount = match &message.amount {
+            Some(_) => Some(convert::amount_of("amount", id, message.amount.as_ref())),
+            None => None,
+        };
+        let new = NewFreeze {
+            amount: amount.transpose().map_err(to_status)?,
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            basis: convert::basis(message.basis).map_err(to_status)?,
+            document: convert::document("document", message.document).map_err(to_status)?,
+            instrument_id: message.instrument_id,
+        };
+        let frozen = self.service.freeze_units(&context, new).await;
+        let (act, replayed) = frozen.map_err(to_status)?;
+        let act = Some(self.act(&act).await?);
+        Ok(answered(pb::FreezeUnitsResponse { act }, replayed))
+    }
+
+    async fn lift_freeze(
+        &self,
+        request: Request<pb::LiftFreezeRequest>,
+    ) -> Answer<pb::LiftFreezeResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let document = convert::document("document", message.document).map_err(to_status)?;
+        let lifted = self
+            .service
+            .lift_freeze(&context, &message.act_id, &document);
+        let (act, replayed) = lifted.await.map_err(to_status)?;
+        let act = Some(self.act(&act).await?);
+        Ok(answered(pb::LiftFreezeResponse { act }, replayed))
+    }
+
+    async fn force_transfer(
+        &self,
+        request: Request<pb::ForceTransferRequest>,
+    ) -> Answer<pb::ForceTransferResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let (id, amount) = (&message.instrument_id, message.amount.as_ref());
+        let new = NewForcedTransfer {
+            amount: convert::amount_of("amount", id, amount).map_err(to_status)?,
+            from_user_id: convert::user_id("from_user_id", message.from_user_id)
+                .map_err(to_status)?,
+            to_user_id: convert::user_id("to_user_id", message.to_user_id).map_err(to_status)?,
+            basis: convert::basis(message.basis).map_err(to_status)?,
+            document: convert::document("document", message.document).map_err(to_status)?,
+            freeze_id: message.freeze_id,
+            instrument_id: message.instrument_id,
+        };
+        let transferred = self.service.force_transfer(&context, new).await;
+        let transferred = transferred.map_err(to_status)?;
+        let operation = operation_of(&transferred);
+        let answer = pb::ForceTransferResponse { operation };
+        Ok(answered(answer, transferred.replayed))
+    }
+
+    async fn list_enforcement_acts(
+        &self,
+        request: Request<pb::ListEnforcementActsRequest>,
+    ) -> Answer<pb::ListEnforcementActsResponse> {
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let holder_id = message.holder_id.as_str();
+        let page = page::parse(message.pagination, page::filter_hash(&[holder_id]))?;
+        let rows = self
+            .service
+            .repo
+            .acts(holder_id, page.bound(), page.rows_limit());
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.act_id.clone(),
+        });
+        let mut acts = Vec::with_capacity(rows.len());
+        let mut decimals: HashMap<String, u8> = HashMap::new();
+        for row in rows {
+            if let Entry::Vacant(unread) = decimals.entry(row.instrument_id.clone()) {
+                unread.insert(self.instrument_decimals(&row.instrument_id).await?);
+            }
+            let of_units = decimals[&row.instrument_id];
+            acts.push(convert::enforcement_act(&row, of_units));
+        }
+        Ok(Response::new(pb::ListEnforcementActsResponse {
+            acts,
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn issue_extract(
+        &self,
+        request: Request<pb::IssueExtractRequest>,
+    ) -> Answer<pb::IssueExtractResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        // A holder gets only own extracts, and none for others.
+        caller.require_user(&message.holder_id)?;
+        let recipient = match message.recipient {
+            0 => ExtractRecipient::Holder,
+            code => ExtractRecipient::from_code(code)
+                .ok_or_else(|| status::invalid_argument("recipient", "is not known"))?,
+        };
+        if recipient != ExtractRecipient::Holder && !caller.acts_for_any_user() {
+            let problem = "must be HOLDER: staff issues extracts for others";
+            return Err(status::invalid_argument("recipient", problem));
+        }
+        let format = match message.format {
+            0 => ExtractFormat::Csv,
+            code => ExtractFormat::from_code(code)
+                .ok_or_else(|| status::invalid_argument("format", "must be CSV or TEXT"))?,
+        };
+        let document = match message.document.is_empty() {
+            true => String::new(),
+            false => convert::document("document", message.document).map_err(to_status)?,
+        };
+        let new = NewExtract {
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            as_of_us: message.as_of.as_ref().map(wire::timestamp_us),
+            format,
+            recipient,
+            document,
+            instrument_id: message.instrument_id,
+        };
+        let issued = self.service.issue_extract(&context, new).await;
+        let (extract, replayed) = issued.map_err(to_status)?;
+        let extract = Some(convert::extract(extract));
+        Ok(answered(pb::IssueExtractResponse { extract }, replayed))
     }
 
     async fn set_redemption_block(

@@ -9,7 +9,9 @@ use proto::convert;
 use proto::ledger::v1 as ledger;
 use uuid::Uuid;
 
-use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
+use crate::model::{
+    ActStatus, CFA_RUB, CFA_RUB_DECIMALS, EnforcementAct, Instrument, IssueRedemption, Operation,
+};
 use crate::placement::Placement;
 use chain::Address;
 
@@ -352,6 +354,43 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
     of_operation(
         operation,
         "dfa.cfa.v1.HolderNotificationEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+/// A freeze became active or was lifted, or a forced transfer ended.
+pub fn enforcement(act: &EnforcementAct, decimals: u8) -> Event {
+    let id = &act.instrument_id;
+    let amount =
+        (!act.is_whole()).then(|| convert::to_monetary_amount_minor(id, act.units_minor, decimals));
+    let document = match act.status {
+        ActStatus::Lifted => &act.lift_document,
+        _ => &act.document,
+    };
+    let payload = pb::EnforcementActEvent {
+        context: context(&act.correlation_id, &act.holder_id),
+        act_id: act.act_id.clone(),
+        instrument_id: id.clone(),
+        holder_id: act.holder_id.clone(),
+        to_user_id: act.to_user_id.clone(),
+        amount,
+        tx_hash: act.tx_hash.clone(),
+        at: Some(convert::to_timestamp_us(act.updated_at_us)),
+        kind: act.kind.as_str().to_owned(),
+        basis: act.basis.as_str().to_owned(),
+        status: act.status.as_str().to_owned(),
+        document: document.clone(),
+    };
+    let type_name = "dfa.cfa.v1.EnforcementActEvent";
+    // An act has one event per status.
+    let of_status = format!("{type_name}:{}", act.status.as_str());
+    event(
+        topics::CFA,
+        event_id(&of_status, &act.act_id),
+        &act.act_id,
+        type_name,
+        &act.correlation_id,
+        act.updated_at_us,
         payload.encode_to_vec(),
     )
 }

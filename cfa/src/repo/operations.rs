@@ -184,14 +184,16 @@ impl Repo {
         redemption_id: &str,
     ) -> Result<Vec<Operation>, Error> {
         let (first, end) = holder_references(redemption_id);
-        let mut query = select("kind = 6 AND external_ref >= ");
+        // The index has the open operations alone, so a part costs what it contains.
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(format!(
+            "SELECT {COLUMNS} FROM operation INDEXED BY operation_maturing \
+             WHERE flow = 7 AND status IN (1, 5, 6) AND external_ref >= "
+        ));
         query
             .push_bind(first)
             .push(" AND external_ref < ")
             .push_bind(end)
-            .push(format!(
-                " AND {NOT_REFUSED} AND flow = 7 AND status IN (1, 5, 6) ORDER BY external_ref"
-            ));
+            .push(" ORDER BY external_ref");
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()
     }

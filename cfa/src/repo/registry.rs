@@ -4,8 +4,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use events::{MultiRow, Script, Tx};
-use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row};
 
 use super::Repo;
 use crate::error::Error;
@@ -473,6 +473,27 @@ impl Repo {
             }
         };
         Ok(units.unwrap_or_default())
+    }
+
+    /// Current units of addresses; those without units may be missing.
+    pub async fn units_of(
+        &self,
+        token: &str,
+        addresses: &[&str],
+    ) -> Result<HashMap<String, i64>, Error> {
+        if addresses.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let mut query =
+            QueryBuilder::<sqlx::Sqlite>::new("SELECT address, units FROM holding WHERE token = ");
+        query.push_bind(token).push(" AND address IN (");
+        let mut listed = query.separated(", ");
+        for address in addresses {
+            listed.push_bind(*address);
+        }
+        query.push(")");
+        let rows: Vec<(String, i64)> = query.build_query_as().fetch_all(self.db.read()).await?;
+        Ok(rows.into_iter().collect())
     }
 
     /// Current holders with units, newest first, strictly after the bound.

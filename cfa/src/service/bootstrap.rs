@@ -201,6 +201,7 @@ pub async fn money_instrument(
         idempotency_key: "bootstrap".into(),
         registered_at_us: now_us,
         updated_at_us: now_us,
+        activated: true,
     };
     let mut tx = repo.begin().await?;
     if repo.insert_instrument_in_tx(&mut tx, &instrument).await? {

@@ -12,6 +12,7 @@ use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use service_clients::{CallError, OperationType, PaymentStatus, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
+use super::workers::log_failure;
 use super::{PEER_CALLS, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
@@ -153,6 +154,9 @@ impl Service {
         if deleted {
             self.restore_offer_in_tx(&mut tx, operation).await?;
         }
+        if deleted && operation.flow == Flow::ForceTransfer {
+            self.delete_transfer_act_in_tx(&mut tx, operation).await?;
+        }
         if deleted && operation.flow == Flow::IssueInvestment {
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
@@ -262,14 +266,17 @@ impl Service {
                     ..units(account, reserve, false)
                 });
             }
-            Flow::Transfer => {
-                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+            Flow::Transfer | Flow::ForceTransfer => {
                 require_unpaid(operation)?;
-                postings.push(units(
-                    of(from, &instrument.instrument_id),
-                    of(to, &instrument.instrument_id),
-                    true,
-                ));
+                let account = |user_id: &str| of(user_id, &instrument.instrument_id);
+                // Of the freeze whose units a forced transfer takes.
+                let hold = operation.hold_id.as_deref();
+                let hold = hold.map(|id| peers::hold_id(Some(id))).transpose()?;
+                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+                postings.push(Posting {
+                    hold,
+                    ..units(account(from), account(to), true)
+                });
             }
             flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
@@ -345,8 +352,8 @@ impl Service {
                 };
                 (transfer, vec![from_id.clone(), to_id.clone()])
             }
-            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
-                unreachable!("{} is driven elsewhere", flow.as_str())
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement | Flow::ForceTransfer) => {
+                unreachable!("{} has no action here", flow.as_str())
             }
         })
     }
@@ -354,11 +361,21 @@ impl Service {
     /// Submits the chain transaction. Counts a refusal of the node as an attempt.
     async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
         let instrument = self.require_instrument(&operation.instrument_id).await?;
-        let (action, users) = self.action(operation, &instrument)?;
+        let (action, users) = match operation.flow {
+            Flow::ForceTransfer => (None, vec![operation.to_user_id.clone()]),
+            _ => {
+                let (action, users) = self.action(operation, &instrument)?;
+                (Some(action), users)
+            }
+        };
         let submitted = async {
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
             self.ensure_registered(&users, &operation.correlation_id)
                 .await?;
+            let action = match action {
+                Some(action) => action,
+                None => self.forced_transfer_action(operation, &instrument).await?,
+            };
             Ok::<_, Error>(
                 self.chain
                     .submit(&format!("op:{}", operation.operation_id), &action.call())
@@ -629,6 +646,10 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         count_ended(operation);
+        if operation.flow == Flow::ForceTransfer && status != Status::Finalized {
+            let id = &operation.operation_id;
+            log_failure("freeze", id, self.freeze_again(id).await);
+        }
         Ok(())
     }
 
@@ -681,6 +702,12 @@ impl Service {
                     events.push(publish::transferred(operation));
                 }
                 "transfer"
+            }
+            Flow::ForceTransfer => {
+                let has_failed = message.is_some();
+                let ended = self.end_transfer_act_in_tx(tx, operation, has_failed);
+                events.extend(ended.await?);
+                "forced_transfer"
             }
             flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
                 unreachable!("{} is driven elsewhere", flow.as_str())
@@ -783,7 +810,7 @@ pub(super) fn count_ended(operation: &Operation) {
                 .increment(1);
             metrics::histogram!("redemption_duration_seconds").record(seconds);
         }
-        Flow::Transfer | Flow::Trade => {
+        Flow::Transfer | Flow::Trade | Flow::ForceTransfer => {
             if operation.status == Status::Finalized {
                 let id = operation.instrument_id.clone();
                 metrics::counter!("cfa_transfers_total", "instrument_id" => id).increment(1);

@@ -51,7 +51,8 @@ impl Service {
     /// sweep.
     ///
     /// # Errors
-    /// `PlacementNotFound`; `PlacementUnderWay` before the end of the period.
+    /// `PlacementNotFound`; `InstrumentNotActive` for a DRAFT; `PlacementUnderWay` before the end
+    /// of the period.
     pub async fn close_placement(
         &self,
         meta: &RequestMeta,
@@ -60,6 +61,10 @@ impl Service {
         let stored = self.require_placement(instrument_id).await?;
         if stored.stage == Stage::Done {
             return Ok((stored, true));
+        }
+        let instrument = self.require_instrument(instrument_id).await?;
+        if instrument.status == InstrumentStatus::Draft {
+            return Err(Refusal::InstrumentNotActive.into());
         }
         if self.clock.now_us() < stored.terms.closes_at_us {
             return Err(Refusal::PlacementUnderWay.into());

@@ -120,6 +120,7 @@ impl Service {
         }
         log_failure("offers", "", self.sweep_offers(before_us).await);
         log_failure("placements", "", self.close_due_placements().await);
+        log_failure("freezes", "", self.sweep_freezes(before_us).await);
         log_failure("limits", "", self.end_limits().await);
         log_failure("limits", "", self.end_offer_limits().await);
         log_failure("quarantined tokens", "", self.halt_quarantined().await);

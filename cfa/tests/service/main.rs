@@ -5,11 +5,15 @@
 mod agreement;
 mod breaks;
 mod crash;
+mod decisions;
+mod enforcement;
+mod extracts;
 mod faults;
 mod issue;
 mod issues;
 mod limits;
 mod losing;
+mod maturity;
 mod metrics;
 mod missed;
 mod node;

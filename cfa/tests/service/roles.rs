@@ -13,11 +13,11 @@ fn redemption(payout_id: &str) -> pb::RedeemCfaRubRequest {
     }
 }
 
-fn renaming(name: &str) -> pb::UpdateInstrumentRequest {
+fn halt() -> pb::UpdateInstrumentRequest {
     pb::UpdateInstrumentRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
-        name: Some(name.into()),
+        status: pb::InstrumentStatus::Halted.into(),
         ..Default::default()
     }
 }
@@ -36,19 +36,20 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
         .await
         .expect_err("another user's money");
     assert_eq!(redeemed.code(), tonic::Code::PermissionDenied);
-    let renamed = world
+    let halted = world
         .as_caller("sandbox.issuer+auditor.other")
-        .update_instrument(renaming("Taken"))
+        .update_instrument(halt())
         .await
         .expect_err("another issuer's bond");
-    assert_eq!(renamed.code(), tonic::Code::PermissionDenied);
-    assert_eq!(world.instrument("BOND-1").await.name, "A bond");
+    assert_eq!(halted.code(), tonic::Code::PermissionDenied);
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Active);
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
 
     // Own data, and reads admitted by the read role, work as before.
     world
         .as_caller("sandbox.issuer+auditor.issuer")
-        .update_instrument(renaming("Renamed"))
+        .update_instrument(halt())
         .await
         .expect("the caller's own bond");
     let listed = world

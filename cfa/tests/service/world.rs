@@ -17,6 +17,7 @@ use proto::common::v1 as common;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1::FiatDepositedEvent;
+use sha2::Digest as _;
 use testkit::{ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -42,6 +43,8 @@ pub struct World {
     pub service: rpc::Service,
     /// Faults of the calls that the service makes.
     pub faults: Faults,
+    /// The certificate authority of the issuers.
+    pub ca: sandbox::bank::Ca,
     handle: CfaHandle,
     ledger_handle: ledger::LedgerHandle,
     services: CancellationToken,
@@ -64,6 +67,8 @@ pub struct Settings {
     pub double: Option<Arc<ServiceDoubles>>,
     /// Address of doubles in another process, called instead of `double`.
     pub peers_url: Option<String>,
+    /// Configures no certificate authority.
+    pub without_authority: bool,
 }
 
 impl World {
@@ -128,8 +133,13 @@ impl World {
             chain: chain.connector(),
             clock: clock.clone(),
         };
+        let keys = folder.join("keys");
+        let ca = sandbox::bank::Ca::open(&keys).expect("certificate authority");
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
+            ca_file: (!settings.without_authority).then(|| keys.join("ca.pem")),
+            extract_key_file: Some(keys.join("extracts.pk8")),
+            extract_certificate_file: Some(keys.join("extracts.der")),
             sweep_interval_ms: settings.sweep_interval_ms.unwrap_or(3_600_000),
             submit_attempts_max: 3,
             anchor_interval_s: settings.anchor_interval_s.unwrap_or_default(),
@@ -165,6 +175,7 @@ impl World {
             chain,
             clock,
             slot,
+            ca,
             handle,
             ledger_handle,
             services,
@@ -442,19 +453,62 @@ impl World {
             .expect("instrument")
     }
 
+    /// Registers an issue, signs its decision and activates it.
+    ///
+    /// # Errors
+    /// The refusal of the registration or of the activation.
     pub async fn register(
+        &mut self,
+        change: impl FnOnce(&mut pb::RegisterInstrumentRequest),
+    ) -> Result<pb::Instrument, Status> {
+        let draft = self.draft(change).await?;
+        // A repeat returns the issue as it is.
+        if draft.status() != pb::InstrumentStatus::Draft {
+            return Ok(draft);
+        }
+        self.sign(&draft.instrument_id, &draft.issuer_id)
+            .await
+            .expect("signed");
+        self.activate(&draft.instrument_id).await
+    }
+
+    pub async fn draft(
         &mut self,
         change: impl FnOnce(&mut pb::RegisterInstrumentRequest),
     ) -> Result<pb::Instrument, Status> {
         let mut request = bond("BOND-1");
         change(&mut request);
-        Ok(self
-            .cfa
-            .register_instrument(request)
-            .await?
-            .into_inner()
-            .instrument
-            .expect("instrument"))
+        let registered = self.cfa.register_instrument(request).await?;
+        Ok(registered.into_inner().instrument.expect("instrument"))
+    }
+
+    /// Stores a signature of the decision by this user.
+    pub async fn sign(
+        &mut self,
+        instrument_id: &str,
+        signer: &str,
+    ) -> Result<pb::IssueDecision, Status> {
+        let document = document_of(instrument_id);
+        let signature = self.ca.sign(signer, &document).expect("signature");
+        let request = pb::SignIssueDecisionRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            document_hash: hex::encode(document),
+            signature: signature.into(),
+            ..Default::default()
+        };
+        let signed = self.cfa.sign_issue_decision(request).await?;
+        Ok(signed.into_inner().decision.expect("decision"))
+    }
+
+    pub async fn activate(&mut self, instrument_id: &str) -> Result<pb::Instrument, Status> {
+        let request = pb::ActivateInstrumentRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            document_hash: hex::encode(document_of(instrument_id)),
+        };
+        let activated = self.cfa.activate_instrument(request).await?;
+        Ok(activated.into_inner().instrument.expect("instrument"))
     }
 
     /// Issues units without payment and waits until they are final.
@@ -690,6 +744,11 @@ impl Random {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % end
     }
+}
+
+/// SHA-256 of the decision on an issue.
+pub fn document_of(instrument_id: &str) -> [u8; 32] {
+    sha2::Sha256::digest(instrument_id).into()
 }
 
 /// A fresh key.

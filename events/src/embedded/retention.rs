@@ -1,7 +1,7 @@
 //! Removes the oldest records, if the operator sets how many stay.
 //!
-//! A record is removed only after every group that has ever read its topic has consumed it, also one
-//! that no longer runs. A topic without a group keeps all its records. A group that is new
+//! A record is removed only after every group that has ever read its topic has consumed it, also
+//! one that no longer runs. A topic without a group keeps all its records. A group that is new
 //! begins at the oldest record that is left. Each transaction removes at most [`ROWS_MAX`] rows.
 
 use std::time::Duration;

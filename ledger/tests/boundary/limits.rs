@@ -3,7 +3,7 @@
 use proto::{
     common::v1::{
         Decimal,
-        OperationType::{self, Deposit, P2pTransfer, Payment, TradeSell},
+        OperationType::{self, Deposit, Enforcement, P2pTransfer, Payment, TradeSell},
     },
     ledger::v1::*,
 };
@@ -293,6 +293,48 @@ async fn r237_a_limit_is_about_its_user_account_side_and_types() {
     );
     // `u2` has a separate count, and the limit does not apply to the credit of `u1`.
     send(TradeSell, "u2", "u1", "5", BOND).await.unwrap();
+}
+
+// rows: R237
+#[tokio::test]
+async fn r237_an_enforcement_act_of_a_service_passes_limits_and_freezes() {
+    let world = world().await;
+    world.fund("u1", BOND, "10").await;
+    let mut bonds = limit("bonds", PostingSide::Debit, "5");
+    bonds.instrument_id = BOND.to_owned();
+    put(&world, bonds).await;
+    let freeze = SetSubAccountStatusRequest {
+        context: write(&fresh()),
+        subaccount_id: "u1:BOND-1".to_owned(),
+        status: SubAccountStatus::Frozen.into(),
+        reason: "court".to_owned(),
+    };
+    let mut client = world.client.clone();
+    client.set_sub_account_status(freeze).await.unwrap();
+    let levy = |value: &str| {
+        let leg = ("u1:BOND-1", "u2:BOND-1", value, BOND);
+        operation(Enforcement, "u1", &fresh(), &[leg])
+    };
+    client.create_operation(levy("6")).await.unwrap();
+    // It takes no more than the available units.
+    refused(
+        client.create_operation(levy("5")).await,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let transfer = operation(
+        P2pTransfer,
+        "u1",
+        &fresh(),
+        &[("u1:BOND-1", "u2:BOND-1", "1", BOND)],
+    );
+    refused(
+        client.create_operation(transfer).await,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
 }
 
 // rows: R237 R216

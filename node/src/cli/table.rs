@@ -40,6 +40,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "offer",
         "Offers of holders to sell units back to the issuer",
     ),
+    (
+        "enforcement",
+        "Freezes and forced transfers that a document orders",
+    ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
     ("intent", "Deposits: payment intents and webhooks"),
@@ -64,7 +68,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "approval",
         "Calls that one person requests and another approves",
     ),
-    ("bank", "The sandbox bank: actions of a payer or the bank"),
+    (
+        "bank",
+        "The sandbox bank: actions of a payer, a signer or the bank",
+    ),
 ];
 
 pub const ENTRIES: &[Entry] = entries! {
@@ -101,6 +108,9 @@ pub const ENTRIES: &[Entry] = entries! {
         "instrument" "register" "RegisterInstrument";
         "instrument" "get" "GetInstrument";
         "instrument" "list" "ListInstruments";
+        "instrument" "sign" "SignIssueDecision";
+        "instrument" "activate" "ActivateInstrument";
+        "instrument" "decision" "GetIssueDecision";
         "instrument" "update" "UpdateInstrument";
         "instrument" "redeem" "StartRedemption";
         "instrument" "redemption" "GetRedemption";
@@ -127,7 +137,12 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
         "cfa" "refund-redemption" "RefundRedemption";
+        "enforcement" "freeze" "FreezeUnits";
+        "enforcement" "lift" "LiftFreeze";
+        "enforcement" "transfer" "ForceTransfer";
+        "enforcement" "list" "ListEnforcementActs";
         "holders" "list" "ListHolders";
+        "holders" "extract" "IssueExtract";
         "holders" "on-chain" "ListChainBalances";
         "chain" "breaks" "ListChainBreaks";
         "chain" "accept-break" "AcceptChainBreak";
@@ -219,6 +234,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "bank" "set-fault" "SetFault";
         "bank" "balance" "GetBankBalance";
         "bank" "transfers" "ListTransfers";
+        "bank" "sign" "SignDocument";
     }
 };
 

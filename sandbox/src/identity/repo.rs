@@ -280,7 +280,8 @@ pub async fn save_reservation_in_tx(
 ) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO reservations (reservation_id, user_id, limit_type, business_day, amount, state, reason) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET state = excluded.state, amount = excluded.amount",
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET \
+         state = excluded.state, amount = excluded.amount",
     )
     .bind(&reservation.reservation_id)
     .bind(&reservation.user_id)

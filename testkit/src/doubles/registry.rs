@@ -238,6 +238,9 @@ impl CfaRegistryService for Registry {
 
     unimplemented_methods!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
+        sign_issue_decision: SignIssueDecisionRequest => SignIssueDecisionResponse,
+        activate_instrument: ActivateInstrumentRequest => ActivateInstrumentResponse,
+        get_issue_decision: GetIssueDecisionRequest => GetIssueDecisionResponse,
         update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
         issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
         redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
@@ -253,6 +256,7 @@ impl CfaRegistryService for Registry {
         start_redemption: StartRedemptionRequest => StartRedemptionResponse,
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,
         transfer_cfa: TransferCfaRequest => TransferCfaResponse,
+        issue_extract: IssueExtractRequest => IssueExtractResponse,
         list_holders: ListHoldersRequest => ListHoldersResponse,
         list_chain_balances: ListChainBalancesRequest => ListChainBalancesResponse,
         list_chain_breaks: ListChainBreaksRequest => ListChainBreaksResponse,
@@ -267,6 +271,10 @@ impl CfaRegistryService for Registry {
         finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
         list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
         resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
+        freeze_units: FreezeUnitsRequest => FreezeUnitsResponse,
+        lift_freeze: LiftFreezeRequest => LiftFreezeResponse,
+        force_transfer: ForceTransferRequest => ForceTransferResponse,
+        list_enforcement_acts: ListEnforcementActsRequest => ListEnforcementActsResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
         refund_redemption: RefundRedemptionRequest => RefundRedemptionResponse,
     );
