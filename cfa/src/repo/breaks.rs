@@ -10,6 +10,7 @@ use super::{Repo, damaged};
 use crate::compare::Subject;
 use crate::error::Error;
 use crate::model::{Flow, RedemptionStatus};
+use crate::placement::Stage;
 use crate::saga::Chain;
 
 /// Open operations that are read to tell who is in flight.
@@ -306,12 +307,25 @@ impl Repo {
         Ok(found.into_iter().collect())
     }
 
+    /// Issues whose placement issues, delivers or burns units.
+    pub async fn placed_instruments(&self) -> Result<HashSet<String>, Error> {
+        let query = sqlx::query_scalar(
+            "SELECT instrument_id FROM placement INDEXED BY placement_open \
+             WHERE stage < 8 AND stage >= $1",
+        );
+        let found: Vec<String> = query
+            .bind(Stage::Mint.code())
+            .fetch_all(self.db.read())
+            .await?;
+        Ok(found.into_iter().collect())
+    }
+
     /// Kopecks that are burned on the chain and still in the ledger until the payout is made (T10),
     /// by user.
     pub async fn burned_redemptions(&self) -> Result<Vec<(String, i64)>, Error> {
         let query = sqlx::query_as(
             "SELECT user_id, units_minor FROM operation INDEXED BY operation_open \
-             WHERE status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7) AND flow = $1 \
+             WHERE status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8) AND flow = $1 \
              AND fact_chain = $2 AND fact_settled = 0 AND fact_minted_back = 0",
         );
         let found = query
@@ -321,15 +335,15 @@ impl Repo {
         Ok(found.await?)
     }
 
-    /// Open operations that are neither a trade nor part of a maturing issue's redemption. Leaves
-    /// out redemptions at rest: those that compliance has stopped (status 11), and those of
-    /// [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or the payout has
-    /// ended (`fact_payout` 3 and above).
-    pub async fn open_operations(&self) -> Result<OpenOperations, Error> {
+    /// Open operations that are neither a trade nor part of a maturing issue's redemption or of a
+    /// placement. Leaves out redemptions at rest: those that compliance has stopped (status 11), and
+    /// those of [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or the
+    /// payout has ended (`fact_payout` 3 and above).
+    pub async fn operations_in_flight(&self) -> Result<OpenOperations, Error> {
         let rows: Vec<(String, String, String, String, String)> = sqlx::query_as(
             "SELECT o.user_id, o.from_user_id, o.to_user_id, i.issuer_id, o.instrument_id FROM operation AS o \
              INDEXED BY operation_open CROSS JOIN instrument AS i ON i.instrument_id = o.instrument_id \
-             WHERE o.status NOT IN (7, 8, 9, 12) AND o.flow NOT IN (6, 7) \
+             WHERE o.status NOT IN (7, 8, 9, 12) AND o.flow NOT IN (6, 7, 8) \
              AND NOT (o.fact_payout < 3 AND o.fact_chain <> 1 AND ((o.status = 11 AND o.fact_refunding = 0) \
              OR (o.flow = $2 AND o.fact_chain = $3 AND o.fact_settled = 0 AND o.fact_minted_back = 0))) \
              LIMIT $1",

@@ -14,7 +14,7 @@ use crate::api::publish;
 use crate::error::Error;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, FEES, Instrument, InstrumentStatus, InstrumentType,
-    REDEMPTION_ACCOUNT,
+    PLACEMENT_ACCOUNT, REDEMPTION_ACCOUNT,
 };
 use crate::repo::Repo;
 use chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus, TokenCode, Version};
@@ -132,7 +132,9 @@ async fn deploy(chain: &Connector) -> Result<Contracts, Error> {
         owner: chain.owner(),
         operator: chain.operator(),
         fee_account,
-        accounts: vec![fee_account, Address::of_user(REDEMPTION_ACCOUNT)],
+        accounts: [FEES, REDEMPTION_ACCOUNT, PLACEMENT_ACCOUNT]
+            .map(Address::of_user)
+            .to_vec(),
     };
     let key = deployment_key(chain).await?;
     let submitted = chain.submit(&key, &platform.call()).await?;

@@ -85,6 +85,8 @@ struct InFlight {
     open: OpenOperations,
     /// Issues that are being redeemed.
     redeemed: HashSet<String>,
+    /// Issues whose placement issues, delivers or burns units. Its money is unsettled meanwhile.
+    placed: HashSet<String>,
     /// Users with unsettled amounts.
     unsettled: HashSet<String>,
     /// Users who were not asked for.
@@ -176,8 +178,9 @@ impl Service {
             .map(|of| of.user_id.as_str())
             .collect();
         let mut in_flight = InFlight {
-            open: self.repo.open_operations().await?,
+            open: self.repo.operations_in_flight().await?,
             redeemed: self.repo.redeemed_instruments().await?,
+            placed: self.repo.placed_instruments().await?,
             ..InFlight::default()
         };
         let context = caused_by("");
@@ -582,7 +585,7 @@ impl InFlight {
             _ => self.open.users.contains(&sides.user_id),
         };
         let is_unsettled = sides.is_unsettled || self.unsettled.contains(&sides.user_id);
-        is_redeemed || is_open || is_unsettled || self.open.is_cut
+        is_redeemed || self.placed.contains(id) || is_open || is_unsettled || self.open.is_cut
     }
 }
 

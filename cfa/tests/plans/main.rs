@@ -532,6 +532,7 @@ async fn no_statement_scans_a_table() {
         "FROM placement WHERE instrument_id = $1",
         "FROM placement WHERE instrument_id IN",
         "FROM placement INDEXED BY placement_open",
+        "WHERE stage < 8 AND stage >=",
         "UPDATE placement SET stage",
         "FROM issue_decision WHERE instrument_id =",
         "FROM instrument INDEXED BY instrument_of_issuer",
