@@ -466,10 +466,18 @@ impl World {
         if draft.status() != pb::InstrumentStatus::Draft {
             return Ok(draft);
         }
-        self.sign(&draft.instrument_id, &draft.issuer_id)
+        let document = match draft.document_hash.as_str() {
+            "" => document_of(&draft.instrument_id),
+            hash => {
+                let mut document = [0; 32];
+                hex::decode_to_slice(hash, &mut document).expect("a hash");
+                document
+            }
+        };
+        self.sign_document(&draft.instrument_id, &draft.issuer_id, document)
             .await
             .expect("signed");
-        self.activate(&draft.instrument_id).await
+        self.activate_document(&draft.instrument_id, document).await
     }
 
     pub async fn draft(
@@ -489,6 +497,16 @@ impl World {
         signer: &str,
     ) -> Result<pb::IssueDecision, Status> {
         let document = document_of(instrument_id);
+        self.sign_document(instrument_id, signer, document).await
+    }
+
+    /// `document`: SHA-256 of the decision.
+    async fn sign_document(
+        &mut self,
+        instrument_id: &str,
+        signer: &str,
+        document: [u8; 32],
+    ) -> Result<pb::IssueDecision, Status> {
         let signature = self.ca.sign(signer, &document).expect("signature");
         let request = pb::SignIssueDecisionRequest {
             context: context(&key()),
@@ -502,10 +520,20 @@ impl World {
     }
 
     pub async fn activate(&mut self, instrument_id: &str) -> Result<pb::Instrument, Status> {
+        self.activate_document(instrument_id, document_of(instrument_id))
+            .await
+    }
+
+    /// `document`: SHA-256 of the decision.
+    async fn activate_document(
+        &mut self,
+        instrument_id: &str,
+        document: [u8; 32],
+    ) -> Result<pb::Instrument, Status> {
         let request = pb::ActivateInstrumentRequest {
             context: context(&key()),
             instrument_id: instrument_id.into(),
-            document_hash: hex::encode(document_of(instrument_id)),
+            document_hash: hex::encode(document),
         };
         let activated = self.cfa.activate_instrument(request).await?;
         Ok(activated.into_inner().instrument.expect("instrument"))
