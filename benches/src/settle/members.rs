@@ -30,7 +30,20 @@ const WAIT: Duration = Duration::from_secs(600);
 /// A service refuses a call, or the assets do not arrive.
 pub async fn create(platform: &Platform, members: u32) -> anyhow::Result<()> {
     create_user(platform, ISSUER).await?;
-    CfaRegistryServiceClient::new(platform.channels.cfa.clone())
+    list(platform).await.context("instrument")?;
+    let issues = stream::iter(0..members).map(|number| issue(platform, number));
+    let issues = issues.buffer_unordered(CALLS);
+    issues.try_collect::<Vec<()>>().await.context("issue")?;
+    let holds = stream::iter(0..members).map(|number| open_holds(platform, number));
+    let holds = holds.buffer_unordered(CALLS);
+    holds.try_collect::<Vec<()>>().await.context("holds")?;
+    Ok(())
+}
+
+/// Registers the instrument, signs its decision as the issuer and activates it.
+async fn list(platform: &Platform) -> anyhow::Result<()> {
+    let mut client = CfaRegistryServiceClient::new(platform.channels.cfa.clone());
+    client
         .register_instrument(cfa::RegisterInstrumentRequest {
             context: context("register"),
             symbol: INSTRUMENT.to_owned(),
@@ -41,14 +54,30 @@ pub async fn create(platform: &Platform, members: u32) -> anyhow::Result<()> {
             currency_code: "RUB".to_owned(),
             ..Default::default()
         })
-        .await
-        .context("instrument")?;
-    let issues = stream::iter(0..members).map(|number| issue(platform, number));
-    let issues = issues.buffer_unordered(CALLS);
-    issues.try_collect::<Vec<()>>().await.context("issue")?;
-    let holds = stream::iter(0..members).map(|number| open_holds(platform, number));
-    let holds = holds.buffer_unordered(CALLS);
-    holds.try_collect::<Vec<()>>().await.context("holds")?;
+        .await?;
+    let (document, document_hash) = ([1; 32], "01".repeat(32));
+    let signature = platform.ca.sign(ISSUER, &document)?;
+    client
+        .sign_issue_decision(cfa::SignIssueDecisionRequest {
+            context: context("sign"),
+            instrument_id: INSTRUMENT.to_owned(),
+            document_hash: document_hash.clone(),
+            signature: signature.into(),
+            ..Default::default()
+        })
+        .await?;
+    let activated = client
+        .activate_instrument(cfa::ActivateInstrumentRequest {
+            context: context("activate"),
+            instrument_id: INSTRUMENT.to_owned(),
+            document_hash,
+        })
+        .await?;
+    let activated = activated.into_inner().instrument.context("instrument")?;
+    ensure!(
+        activated.status() == cfa::InstrumentStatus::Active,
+        "the instrument is not active"
+    );
     Ok(())
 }
 
@@ -58,6 +87,7 @@ async fn create_user(platform: &Platform, user_id: &str) -> anyhow::Result<()> {
             context: context(&format!("user-{user_id}")),
             user_id: user_id.to_owned(),
             kyc_status: KycStatus::Standard.into(),
+            qualified_investor: true,
             ..Default::default()
         })
         .await?;

@@ -100,6 +100,8 @@ pub struct Platform {
     pub folder: PathBuf,
     pub channels: Channels,
     pub payments: Arc<testkit::ServiceDoubles>,
+    /// The certificate authority of the issuers.
+    pub ca: sandbox::bank::Ca,
     settlement: SettlementHandle,
     stop_settlement: CancellationToken,
     journal: Journalled,
@@ -205,8 +207,11 @@ impl Platform {
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
+        let keys = folder.join("keys");
+        let ca = sandbox::bank::Ca::open(&keys)?;
         let cfa_config = cfa::CfaConfig {
             data_dir: folder.join("cfa"),
+            ca_file: Some(keys.join("ca.pem")),
             ..cfa::CfaConfig::default()
         };
         let cfa = cfa::start(cfa_config, deps, stop.clone()).await?;
@@ -221,6 +226,7 @@ impl Platform {
             folder: folder.to_owned(),
             channels,
             payments,
+            ca,
             settlement,
             stop_settlement,
             journal,
