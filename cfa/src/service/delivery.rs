@@ -77,7 +77,7 @@ impl Service {
         };
         let receipt = self.send_step(&mut placement, &id, &action).await?;
         failpoint::reach(failpoint::PLACEMENT_MINTED);
-        self.end_step(placement, &id, &receipt).await
+        self.end_placement_step(placement, &id, &receipt).await
     }
 
     /// Delivers the next part, or ends the delivery.
@@ -86,7 +86,7 @@ impl Service {
         mut placement: Placement,
         instrument: &Instrument,
     ) -> Result<(), Error> {
-        let Some(rows) = self.record_part(&placement, instrument).await? else {
+        let Some(rows) = self.record_delivered_part(&placement, instrument).await? else {
             let before = placement.stage;
             placement.stage = placement.next_stage();
             return self.save_placement(&placement, before, &[]).await;
@@ -158,7 +158,7 @@ impl Service {
 
     /// Stores the operations of the next part, once, and returns those that have not ended. `None`
     /// if there is no further part.
-    async fn record_part(
+    async fn record_delivered_part(
         &self,
         placement: &Placement,
         instrument: &Instrument,
@@ -425,7 +425,7 @@ impl Service {
         };
         let receipt = self.send_step(&mut placement, &id, &action).await?;
         failpoint::reach(failpoint::PLACEMENT_PAID);
-        self.end_step(placement, &id, &receipt).await
+        self.end_placement_step(placement, &id, &receipt).await
     }
 
     /// Burns what could not be delivered, and ends the placement.
@@ -553,7 +553,7 @@ impl Service {
     }
 
     /// Finalizes the ledger operation of a step and stores the next stage.
-    async fn end_step(
+    async fn end_placement_step(
         &self,
         mut placement: Placement,
         id: &str,
