@@ -381,7 +381,8 @@ fn staff_moves_no_units_and_signs_no_transaction() {
                 lacks_role(&platform.refused(token, name, json!({})).await);
             }
         }
-        let own = platform.refused(&other.token(), "cfa.TransferCfa", transfer.clone());
+        let token = other.token();
+        let own = platform.refused(&token, "cfa.TransferCfa", transfer.clone());
         assert_eq!(own.await.reason, "FOREIGN_USER");
         // Not a service either: only the sender transfers without a trade.
         let refused = platform.refused(SERVICE, "cfa.TransferCfa", transfer).await;
@@ -512,7 +513,11 @@ fn nonsense_of_users(user: &User, long: &str) -> Nonsense {
         "dailyLimit": rub("0.000000000000000001"),
     });
     let bounds = json!({
-        "userId": user.id, "bounds": { "valuePerOrder": { "value": "-1" } }, "reason": "r",
+        "userId": user.id, "reason": "r",
+        "bounds": {
+            "openOrdersPerUser": 10, "openOrdersPerInstrument": 10, "sessionsPerUser": 1,
+            "valuePerOrder": { "value": "-1" },
+        },
     });
     let account = json!({ "userId": user.id, "bankAccount": "1" });
     let day = json!({ "businessDate": "1970-01-01T00:00:00Z" });

@@ -100,7 +100,9 @@ async fn until(check: impl Fn() -> bool) {
 fn executions(node: &Node, key: &str) -> usize {
     use alloy::consensus::Transaction as _;
     let mined = node.script().mined();
-    let executed = mined.into_iter().filter(|tx| tx.input().to_vec() == key.as_bytes());
+    let executed = mined
+        .into_iter()
+        .filter(|tx| tx.input().to_vec() == key.as_bytes());
     executed.count()
 }
 

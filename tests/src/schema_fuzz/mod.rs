@@ -65,6 +65,8 @@ pub enum Must {
     Refuse,
     /// A refusal, or the end of the connection.
     RefuseOrClose,
+    /// 501, the answer of the Connect protocol to a compression that the server does not know.
+    Unimplemented,
 }
 
 /// One mutated request.
@@ -269,12 +271,21 @@ enum Sent {
     Closed(String),
 }
 
+/// True for the answer to a batch that states why an operation of it was refused.
+fn has_refusal(answer: &Value) -> bool {
+    let outcomes = answer["outcomes"].as_array();
+    outcomes.is_some_and(|outcomes| outcomes.iter().any(|one| one["errorReason"].is_string()))
+}
+
 /// Why an outcome is a fault; `None` if it is none.
 fn fault(must: Must, sent: &Sent) -> Option<String> {
     match (must, sent) {
+        (Must::Unimplemented, Sent::Refused(refusal)) if refusal.http == 501 => None,
+        (Must::Unimplemented, _) => Some("is not 501".to_owned()),
         (_, Sent::Refused(refusal)) if refusal.http >= 500 && refusal.http != 504 => {
             Some(format!("{} {}", refusal.http, refusal.body))
         }
+        (Must::Refuse, Sent::Accepted(answer)) if has_refusal(answer) => None,
         (Must::Refuse | Must::RefuseOrClose, Sent::Accepted(answer)) => Some(format!(
             "accepted: {}",
             shown(answer.to_string().as_bytes())
@@ -340,6 +351,8 @@ mod tests {
             (Must::Answer, refused(500), true),
             (Must::Answer, refused(501), true),
             (Must::Refuse, refused(503), true),
+            (Must::Unimplemented, refused(501), false),
+            (Must::Unimplemented, Sent::Accepted(json!({})), true),
             (Must::Refuse, refused(504), false),
             (Must::Refuse, refused(400), false),
             (Must::Refuse, Sent::Accepted(json!({})), true),

@@ -238,7 +238,10 @@ fn supervision(stage: &Stage, name: &str) -> Option<Value> {
         }),
         "market.SetKillSwitch" => json!({ "userId": victim, "engaged": true, "reason": reason }),
         "market.SetMemberBounds" => json!({
-            "userId": victim, "bounds": { "openOrdersPerUser": 10 }, "reason": reason,
+            "userId": victim, "reason": reason,
+            "bounds": {
+                "openOrdersPerUser": 10, "openOrdersPerInstrument": 10, "sessionsPerUser": 1,
+            },
         }),
         "market.SetMemberGroup" => json!({ "userId": victim, "group": 1, "reason": reason }),
         "market.ConfirmClock" => json!({ "offsetSeconds": "0", "reason": reason }),

@@ -123,7 +123,8 @@ fn r065_a_redemption_returns_before_the_bank_pays_and_acts_once() {
             "context": context_with_key(&payout), "userId": user.id, "payoutId": payout,
             "amount": rub("40.00"),
         });
-        let first = platform.ok(&user.token(), "cfa.RedeemCfaRub", redeem.clone());
+        let token = user.token();
+        let first = platform.ok(&token, "cfa.RedeemCfaRub", redeem.clone());
         let first = first.await["operation"].clone();
         let id = text(&first, "/operationId");
         assert_eq!(first["status"], json!("OPERATION_STATUS_ONCHAIN_SUBMITTED"));
