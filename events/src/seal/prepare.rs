@@ -98,6 +98,7 @@ pub async fn prepare(
         None => vec![Altered::total(ALL_SEALED, Change::Deleted)],
         Some(found) => match key::read(path) {
             Ok(key) => before_sealing(db, &key, migrator, sealing, &found).await?,
+            Err(error) if key::exists(path) => return Err(error),
             Err(_) => {
                 // Rows are sealed anew, with another key.
                 Executor::execute(&mut *db, "DELETE FROM seal_total").await?;
