@@ -336,9 +336,9 @@ impl Repo {
     }
 
     /// Open operations that are neither a trade nor part of a maturing issue's redemption or of a
-    /// placement. Leaves out redemptions at rest: those that compliance has stopped (status 11), and
-    /// those of [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or the
-    /// payout has ended (`fact_payout` 3 and above).
+    /// placement. Leaves out redemptions at rest: those that compliance has stopped (status 11),
+    /// and those of [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or
+    /// the payout has ended (`fact_payout` 3 and above).
     pub async fn operations_in_flight(&self) -> Result<OpenOperations, Error> {
         let rows: Vec<(String, String, String, String, String)> = sqlx::query_as(
             "SELECT o.user_id, o.from_user_id, o.to_user_id, i.issuer_id, o.instrument_id FROM operation AS o \
