@@ -260,6 +260,7 @@ fn r186_trades_matched_while_the_ledger_has_no_database_are_settled_once() {
         let (buyer, seller) = (platform.rich("1000.00").await, platform.trader().await);
         let bond = platform.bond().await;
         platform.issue(&bond, &seller, "10").await;
+        let other = platform.rich("10.00").await;
         // Orders that draw on trading holds need no answer of the ledger.
         platform.trading_hold(&buyer, "CFA-RUB", "500.00").await;
         platform.trading_hold(&seller, &bond, "10").await;
@@ -267,11 +268,11 @@ fn r186_trades_matched_while_the_ledger_has_no_database_are_settled_once() {
         database.kill();
         trade(&platform, &seller, &buyer, &bond).await;
         trade(&platform, &seller, &buyer, &bond).await;
-        let more = json!({
-            "userId": buyer.id, "instrumentId": "CFA-RUB", "amount": { "value": "1.00" },
+        let hold = json!({
+            "userId": other.id, "instrumentId": "CFA-RUB", "amount": { "value": "1.00" },
         });
         let name = "market.OpenTradingHold";
-        let refused = platform.refused(&buyer.token(), name, more).await;
+        let refused = platform.refused(&other.token(), name, hold).await;
         assert!(matches!(refused.http, 503 | 504), "{refused:?}");
         database.start_again();
         platform.settled(&bond, 3).await;
