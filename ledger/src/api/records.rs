@@ -22,9 +22,9 @@ impl Api {
         let (record, record_hash) = record.unwrap_or((0, vec![0; 32]));
         Ok(Response::new(wire::GetChainHeadResponse {
             block: block.unsigned_abs(),
-            hash: audit::hex(&hash),
+            hash: service_kit::audit::hex(&hash),
             record: record.unsigned_abs(),
-            record_hash: audit::hex(&record_hash),
+            record_hash: service_kit::audit::hex(&record_hash),
         }))
     }
 
