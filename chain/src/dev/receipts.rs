@@ -224,7 +224,7 @@ mod tests {
             let topics = vec![B256::repeat_byte(9), member(index % 16), member(index % 5)];
             let mut data = U256::from(index).to_be_bytes::<32>().to_vec();
             // Data that is no multiple of a word, and none at all.
-            data.truncate(if index % 3 == 0 { 0 } else { 32 });
+            data.truncate(if index.is_multiple_of(3) { 0 } else { 32 });
             data.extend(vec![0xab; index % 4]);
             RpcLog {
                 inner: Log {

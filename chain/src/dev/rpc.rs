@@ -102,9 +102,7 @@ impl RpcFailure {
     }
 
     pub fn into_payload(self) -> ErrorPayload {
-        let data = self
-            .data
-            .and_then(|data| serde_json::value::to_raw_value(&data).ok());
+        let data = self.data.and_then(|data| to_raw_value(&data).ok());
         ErrorPayload {
             code: self.code,
             message: Cow::Owned(self.message),

@@ -571,7 +571,7 @@ async fn d32_one_person_lowers_a_limit_and_two_raise_it() {
     let world = world().await;
     let mut of_u1 = limit("a", PostingSide::Debit, "10");
     of_u1.user_id = "u1".to_owned();
-    of_u1.operation_types = vec![OperationType::Payment.into()];
+    of_u1.operation_types = vec![Payment.into()];
     set(&world, "new", of_u1.clone()).await.unwrap();
     let changed = |change: &dyn Fn(&mut VelocityLimit)| {
         let mut terms = of_u1.clone();
@@ -588,7 +588,7 @@ async fn d32_one_person_lowers_a_limit_and_two_raise_it() {
         changed(&|l| l.side = PostingSide::Credit.into()),
         changed(&|l| l.user_id = "u2".to_owned()),
         changed(&|l| l.account_type = AccountType::Main.into()),
-        changed(&|l| l.operation_types = vec![OperationType::Deposit.into()]),
+        changed(&|l| l.operation_types = vec![Deposit.into()]),
     ]
     .into_iter()
     .enumerate()

@@ -384,7 +384,7 @@ mod tests {
             }),
         };
         let sound = ("payments", verified(None));
-        assert_eq!(broken(&[sound.clone()]), None);
+        assert_eq!(broken(std::slice::from_ref(&sound)), None);
         let found = broken(&[sound, ("identity", verified(Some(3)))]);
         let expected = "identity, audit record 3: previous hash, expected aa, found bb";
         assert_eq!(found.as_deref(), Some(expected));
