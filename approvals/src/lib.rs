@@ -75,6 +75,15 @@ pub struct ApprovalsHandle {
     relay_shutdown: CancellationToken,
 }
 
+/// The store on SQLite, all of whose rows have seals.
+pub fn sealed_store(config: &ApprovalsConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: SOURCE,
+        path: config.data_dir.join("approvals.db"),
+        sealing: &events::Sealing::ALL,
+    }
+}
+
 /// Opens the store and starts the worker, which ends when `shutdown` is cancelled.
 ///
 /// # Errors

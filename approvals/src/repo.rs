@@ -385,8 +385,9 @@ impl Store {
     /// [`Error`].
     pub async fn open(config: &ApprovalsConfig) -> Result<Self, Error> {
         if config.url.is_empty() {
-            let file = config.data_dir.join("approvals.db");
-            return Ok(Self::Sqlite(events::Sqlite::open(file, &SQLITE).await?));
+            let store = crate::sealed_store(config);
+            let opened = events::Sqlite::open_sealed(store.path, &SQLITE, store.sealing);
+            return Ok(Self::Sqlite(opened.await?));
         }
         let url = config.url.postgres();
         let url = url.ok_or_else(|| Error::Url(config.url.clone()))?;

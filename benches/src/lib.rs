@@ -11,6 +11,7 @@ pub mod load;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod prepared;
+pub mod settle;
 pub mod wire;
 pub mod xflow;
 

@@ -2,7 +2,7 @@
 //! operation) is not an error.
 
 use chain::ChainError;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// A refusal by rule, with the exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +31,31 @@ pub enum Refusal {
     InstrumentExists,
     #[error("Instrument is not active")]
     InstrumentNotActive,
+    #[error("Terms of the issue are immutable")]
+    TermsImmutable,
+    #[error("The issue decision is not signed")]
+    DecisionUnsigned,
+    #[error("Signatures cannot be verified: no certificate authority is configured (cfa.ca_file)")]
+    NoAuthority,
+    #[error("Extracts cannot be signed: no key is configured (cfa.extract_key_file)")]
+    NoExtractKey,
+    #[error("Too many extracts in a day")]
+    TooManyExtracts,
+    #[error("Enforcement act not found")]
+    ActNotFound,
+    #[error("All units of the holder are frozen already")]
+    AlreadyFrozen,
+    #[error("Too many freezes of the holder")]
+    TooManyFreezes,
+    #[error("Receiver is on a sanctions list: {0}")]
+    ReceiverSanctioned(String),
+    #[error("Too many drafts")]
+    TooManyDrafts,
     #[error("Operation is not in a state for this")]
     OperationState,
+    /// One person ends the halt of an issue (D32).
+    #[error("This call needs an approval")]
+    ApprovalRequired,
     #[error("Deposit is resolved already")]
     DepositResolved,
     #[error("Payment not found or not paid")]
@@ -69,8 +92,29 @@ pub enum Refusal {
     OfferNotFound,
     #[error("Too many active offers")]
     TooManyOffers,
+    #[error("Placement not found")]
+    PlacementNotFound,
+    #[error("Placement is not open")]
+    PlacementNotOpen,
+    #[error("Placement has not ended")]
+    PlacementUnderWay,
+    #[error("Units of the instrument are issued by its placement only")]
+    PlacementOnly,
+    /// The limit's own text.
+    #[error("{0}")]
+    LimitExceeded(String),
     #[error("Transfers of the instrument's token contradict each other")]
     TokenQuarantined,
+    #[error("Chain and ledger differ in the instrument")]
+    BreakOpen,
+    #[error("Break not found")]
+    BreakNotFound,
+    #[error("Chain and ledger differ by another amount")]
+    BreakChanged,
+    #[error("Token is not quarantined")]
+    NotQuarantined,
+    #[error("Token still has impossible amounts on the chain")]
+    StillImpossible,
     #[error("Another user has the same on-chain address")]
     AddressTaken,
     #[error("{field}: {why}")]
@@ -118,6 +162,11 @@ impl Error {
                 | Self::Store(_)
                 | Self::Sql(_)
         )
+    }
+
+    /// Whether another service refused this service's credential: a fault of the installation.
+    pub fn is_credential_refused(&self) -> bool {
+        matches!(self, Self::Peer(status) if status.code() == Code::Internal)
     }
 
     /// Whether another service refused with this reason.

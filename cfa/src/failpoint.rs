@@ -21,13 +21,55 @@ pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
 /// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
 
+/// The ledger has the hold or the postings of an operation; this is not recorded.
+pub const GATED: &str = "cfa.gated";
 /// The transaction of an issue, redemption or transfer of units is submitted; its hash is not
 /// recorded.
 pub const UNITS_SUBMITTED: &str = "cfa.units_submitted";
 /// The ledger has made the operation final; that is not recorded.
 pub const OPERATION_SETTLED: &str = "cfa.operation_settled";
+/// The ledger's operation is reversed; this is not recorded.
+pub const REVERSED: &str = "cfa.reversed";
 /// The payment or the units of an offer are held; the offer is not active.
 pub const OFFER_HELD: &str = "cfa.offer_held";
+
+/// A transaction of an issue's redemption is submitted, its funding first; nothing of it is
+/// recorded.
+pub const REDEMPTION_SUBMITTED: &str = "cfa.redemption_submitted";
 /// A transaction of the redemption of an issue is in a block, first the funding, then the parts; it
 /// is not recorded.
 pub const REDEMPTION_STEP: &str = "cfa.redemption_step";
+/// The ledger has the operations of a part of the distribution; this is not recorded.
+pub const PART_POSTED: &str = "cfa.part_posted";
+/// The end of a part is recorded, that of the redemption is not.
+pub const PART_ENDED: &str = "cfa.part_ended";
+
+/// A batch and its operations are stored; nothing is submitted.
+pub const BATCH_STORED: &str = "cfa.batch_stored";
+/// A batch's transaction is submitted; its hash is not recorded.
+pub const BATCH_SUBMITTED: &str = "cfa.batch_submitted";
+/// A batch's end is recorded; no caller knows it.
+pub const BATCH_ENDED: &str = "cfa.batch_ended";
+
+/// Identity has reserved the limits of a subscription; its hold is not made.
+pub const SUBSCRIPTION_RESERVED: &str = "cfa.subscription_reserved";
+/// The period of a placement has ended; its subscribers are not screened.
+pub const PLACEMENT_CLOSING: &str = "cfa.placement_closing";
+/// The allotment, or the failure, is recorded; no payment is released.
+pub const PLACEMENT_DECIDED: &str = "cfa.placement_decided";
+/// Payments without an allotment are released; the release is not recorded.
+pub const PLACEMENT_RELEASED: &str = "cfa.placement_released";
+/// The ledger has posted the issue to the placement account; the chain has not.
+pub const PLACEMENT_MINT_POSTED: &str = "cfa.placement_mint_posted";
+/// The chain has issued the units; the ledger's operation is not final.
+pub const PLACEMENT_MINTED: &str = "cfa.placement_minted";
+/// The operations of a part are recorded; the ledger has not posted them.
+pub const PLACEMENT_PART_RECORDED: &str = "cfa.placement_part_recorded";
+/// The ledger has posted a part; the posting is not recorded.
+pub const PLACEMENT_PART_POSTED: &str = "cfa.placement_part_posted";
+/// The chain has exchanged a part; the ledger's operations are not final.
+pub const PLACEMENT_PART_EXCHANGED: &str = "cfa.placement_part_exchanged";
+/// The ledger's operations of a part are final; the part is not recorded.
+pub const PLACEMENT_PART_FINAL: &str = "cfa.placement_part_final";
+/// The chain has paid the issuer; the ledger's operation is not final.
+pub const PLACEMENT_PAID: &str = "cfa.placement_paid";

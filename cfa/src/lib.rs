@@ -3,11 +3,14 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `saga`, `plan`, `model` | the rules as pure functions and types: no clock, no I/O |
+//! | `saga`, `plan`, `placement`, `extract`, `model` | the rules as pure functions and types |
+//! | `anchor` | signed ends of the ledger's hash chains, pure |
+//! | `compare` | when a difference between chain and ledger is a break, pure |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
+//! | `signing` | keys and certificates for documents |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
@@ -20,15 +23,20 @@
 //! - An operation that counts against a day limit reserves the limit before its chain submission.
 //! - A state commits with its events in one transaction.
 
+pub mod anchor;
 mod api;
+mod compare;
 pub mod error;
+mod extract;
 pub mod failpoint;
 pub mod model;
 mod peers;
+pub mod placement;
 pub mod plan;
 mod repo;
 pub mod saga;
 mod service;
+mod signing;
 
 use futures::future::BoxFuture;
 use std::path::PathBuf;
@@ -39,6 +47,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::Error;
+pub use repo::{OperationRecord, OperationRecords};
 pub use service_kit::Clock;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,6 +62,20 @@ pub struct CfaConfig {
     pub submit_attempts_max: u32,
     /// Limit of trades per batch, at least `BATCH_TRADES`.
     pub batch_trades_max: usize,
+    /// Pause between two rounds of the comparison of chain and ledger.
+    pub compare_interval_ms: u64,
+    /// How long a difference between chain and ledger may last, out of flight, before it is a
+    /// break.
+    pub compare_window_ms: u64,
+    /// Interval of the anchors of the ledger on the chain. 0: none.
+    pub anchor_interval_s: u64,
+    /// Certificates of the authorities (PEM) that issue the issuers' certificates. `None`: no issue
+    /// decision can be signed. The sandbox has its own.
+    pub ca_file: Option<PathBuf>,
+    /// The operator's key (PKCS#8, DER) for extracts from the register. `None`: none can be made.
+    pub extract_key_file: Option<PathBuf>,
+    /// The certificate (DER) of that key.
+    pub extract_certificate_file: Option<PathBuf>,
 }
 
 /// Largest batch that settlement sends.
@@ -65,6 +88,12 @@ impl Default for CfaConfig {
             sweep_interval_ms: 1_000,
             submit_attempts_max: 60,
             batch_trades_max: BATCH_TRADES,
+            compare_interval_ms: 1_000,
+            compare_window_ms: 60_000,
+            anchor_interval_s: 24 * 3_600,
+            ca_file: None,
+            extract_key_file: None,
+            extract_certificate_file: None,
         }
     }
 }
@@ -87,6 +116,15 @@ pub struct CfaHandle {
     tasks: TaskTracker,
 }
 
+/// The store, with the tables whose rows have seals.
+pub fn sealed_store(config: &CfaConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "cfa",
+        path: config.data_dir.join("cfa.sqlite"),
+        sealing: &repo::SEALING,
+    }
+}
+
 /// Opens the store, deploys the platform's contracts on the first start, and starts consumers,
 /// relay and sweeps. Calls no other service before it returns. Stops when `shutdown` is cancelled.
 pub fn start(
@@ -100,7 +138,8 @@ pub fn start(
                 "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
-        let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
+        let signing = signing::Signing::open(&config)?;
+        let repo = repo::Repo::open(&sealed_store(&config).path).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
             .await?;
@@ -114,9 +153,15 @@ pub fn start(
             contracts,
             deps.clock,
             config,
+            signing,
             health.clone(),
         ));
+        service.load_breaks().await?;
+        let anchor_key = anchor::Key::load_or_create(&service.config.data_dir)?;
         let tasks = TaskTracker::new();
+        tasks.spawn(service::compare::run(service.clone(), shutdown.clone()));
+        let anchoring = service::anchor::run(service.clone(), anchor_key, shutdown.clone());
+        tasks.spawn(anchoring);
         tasks.spawn(events::outbox::Relay::run(
             db,
             deps.log.clone(),

@@ -4,14 +4,18 @@ pub use types::OperationStatus as Status;
 use types::{Decimal, LimitType, OperationType, code_enum};
 
 use crate::error::Refusal;
+use crate::placement::PlacementTerms;
 use crate::saga::{Chain, LimitReservation, SagaProgress};
 
 pub use types::CFA_RUB;
 /// Decimals of the money claim, the same as in the ledger.
 pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 
-/// Owners of the fee account and of the redemption account, on the chain and in the ledger.
-pub use types::subaccount::{FEES, REDEMPTION as REDEMPTION_ACCOUNT};
+/// Owners of the fee account, the redemption account and the placement account, on the chain and in
+/// the ledger.
+pub use types::subaccount::{
+    FEES, PLACEMENT as PLACEMENT_ACCOUNT, REDEMPTION as REDEMPTION_ACCOUNT,
+};
 
 code_enum! {
     /// Process of an operation. Part of the idempotency scope (T12).
@@ -23,15 +27,18 @@ code_enum! {
         Transfer = 5 "TransferCfa",
         Trade = 6 "SettleTrades",
         Maturity = 7 "StartRedemption",
+        Placement = 8 "ClosePlacement",
+        ForceTransfer = 9 "ForceTransfer",
     }
 }
 
 impl Flow {
     pub fn kind(self) -> OperationType {
         match self {
-            Self::IssueRub | Self::IssueInvestment => OperationType::Issuance,
+            Self::IssueRub | Self::IssueInvestment | Self::Placement => OperationType::Issuance,
             Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => OperationType::Redemption,
             Self::Transfer | Self::Trade => OperationType::P2pTransfer,
+            Self::ForceTransfer => OperationType::Enforcement,
         }
     }
 }
@@ -224,7 +231,15 @@ impl Operation {
                 };
                 (limit, OperationType::P2pTransfer, self.amount)
             }
-            Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => return None,
+            // The subscriptions of a placement have reserved their limits. Enforcement acts do not
+            // depend on limits.
+            Flow::RedeemInvestment
+            | Flow::Trade
+            | Flow::Maturity
+            | Flow::Placement
+            | Flow::ForceTransfer => {
+                return None;
+            }
         })
     }
 
@@ -305,9 +320,80 @@ pub struct Instrument {
     pub idempotency_key: String,
     pub registered_at_us: i64,
     pub updated_at_us: i64,
+    /// The operator has activated it. A DRAFT is activated until its contract is deployed.
+    pub activated: bool,
+}
+
+/// The decision on an issue. Hash and address of its document are in the instrument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssueDecision {
+    pub instrument_id: String,
+    /// Empty if only its hash is known.
+    pub document: Vec<u8>,
+    /// Empty: not signed.
+    pub signature: Vec<u8>,
+    /// Subject and serial number of the certificate.
+    pub signer: String,
+    pub certificate_serial: String,
+    /// Caller that gave the signature.
+    pub signed_by: String,
+    pub signed_at_us: Option<i64>,
+    /// Persons of the approval.
+    pub activated_by: String,
+    pub activated_at_us: Option<i64>,
+}
+
+impl IssueDecision {
+    /// A decision that is not signed.
+    pub fn of(instrument_id: &str, document: Vec<u8>) -> Self {
+        Self {
+            instrument_id: instrument_id.to_owned(),
+            document,
+            signature: Vec::new(),
+            signer: String::new(),
+            certificate_serial: String::new(),
+            signed_by: String::new(),
+            signed_at_us: None,
+            activated_by: String::new(),
+            activated_at_us: None,
+        }
+    }
 }
 
 impl Instrument {
+    /// The terms of the issue and of its placement as one text, a line `name=value` each; its hash
+    /// is on chain (F31). The lines and their order never change (`docs/contracts.md`).
+    pub fn terms_text(&self, placed: Option<&PlacementTerms>) -> String {
+        let number = |value: Option<i64>| value.map_or_else(String::new, |value| value.to_string());
+        let nominal = self.nominal.map(|nominal| nominal.normalized().to_string());
+        let mut lines = vec![
+            format!("instrument={}", self.instrument_id),
+            format!("type={}", self.kind.as_str()),
+            format!("issuer={}", self.issuer_id),
+            format!("decimals={}", self.decimals),
+            format!("currency={}", self.currency_code),
+            format!("nominal={}", nominal.unwrap_or_default()),
+            format!("issue_limit_minor={}", number(self.issue_limit_minor)),
+            format!("issued_at_us={}", number(self.issued_at_us)),
+            format!("matures_at_us={}", number(self.matures_at_us)),
+        ];
+        for Coupon { pays_at_us, amount } in &self.coupons {
+            lines.push(format!("coupon={pays_at_us}:{}", amount.normalized()));
+        }
+        if let Some(placed) = placed {
+            lines.extend([
+                format!("placement_opens_at_us={}", placed.opens_at_us),
+                format!("placement_closes_at_us={}", placed.closes_at_us),
+                format!("placement_price={}", placed.price.normalized()),
+                format!("placement_minimum_minor={}", placed.minimum_minor),
+                format!("placement_investor_min_minor={}", placed.investor_min_minor),
+                format!("placement_investor_max_minor={}", placed.investor_max_minor),
+                format!("placement_allotment={}", placed.allotment.as_str()),
+            ]);
+        }
+        lines.join("\n")
+    }
+
     /// Whether the issue has reached its maturity.
     pub fn is_mature(&self, now_us: i64) -> bool {
         self.matures_at_us.is_some_and(|at_us| at_us <= now_us)
@@ -376,6 +462,20 @@ code_enum! {
         Used = 3 "USED",
         Cancelled = 4 "CANCELLED",
         Expired = 5 "EXPIRED",
+        /// The placement gave it no units.
+        NotAllotted = 6 "NOT_ALLOTTED",
+    }
+}
+
+code_enum! {
+    /// Reservation of limits at identity for a subscription (F35).
+    OfferLimit: i32 {
+        /// Not reserved, or the reservation has ended.
+        None = 0 "NONE",
+        /// Reserved, or to be reserved before the hold is made.
+        Reserved = 1 "RESERVED",
+        ToConfirm = 2 "TO_CONFIRM",
+        ToCancel = 3 "TO_CANCEL",
     }
 }
 
@@ -398,6 +498,125 @@ pub struct Offer {
     pub expires_at_us: i64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
+    /// A subscription to a placement.
+    pub in_placement: bool,
+    pub limit: OfferLimit,
+    /// Units and payment that the placement has allotted; 0: none.
+    pub allotted_minor: i64,
+    pub allotted_payment_minor: i64,
+    /// Number of the allotment, from 1.
+    pub allotted_number: i64,
+}
+
+code_enum! {
+    ActKind: i32 {
+        Freeze = 1 "FREEZE",
+        Transfer = 2 "FORCED_TRANSFER",
+    }
+}
+
+code_enum! {
+    /// What orders an enforcement act.
+    ActBasis: i32 {
+        /// Arrest or another decision of a court.
+        Court = 1 "COURT",
+        /// Levy by a bailiff.
+        Levy = 2 "LEVY",
+        Inheritance = 3 "INHERITANCE",
+        /// The holder has lost access and has another account.
+        Recovery = 4 "RECOVERY",
+        /// Sanctions or 115-FZ.
+        Sanctions = 5 "SANCTIONS",
+    }
+}
+
+code_enum! {
+    ActStatus: i32 {
+        /// A freeze: ledger or chain have not confirmed it. A transfer: its operation is open.
+        Pending = 1 "PENDING",
+        Active = 2 "ACTIVE",
+        /// Forced transfers have taken all units of the freeze.
+        Used = 3 "USED",
+        Lifting = 4 "LIFTING",
+        Lifted = 5 "LIFTED",
+        Done = 6 "DONE",
+        Failed = 7 "FAILED",
+    }
+}
+
+/// A freeze or a forced transfer that a document orders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EnforcementAct {
+    /// Of a transfer: its operation's id.
+    pub act_id: String,
+    pub kind: ActKind,
+    pub basis: ActBasis,
+    pub instrument_id: String,
+    pub holder_id: String,
+    /// Empty for a freeze.
+    pub to_user_id: String,
+    /// 0: a freeze of all units.
+    pub units_minor: i64,
+    /// Units of a freeze that no transfer has taken.
+    pub left_minor: i64,
+    pub document: String,
+    /// Empty unless lifted.
+    pub lift_document: String,
+    /// Freeze whose units a transfer takes; empty: available units.
+    pub freeze_id: String,
+    pub status: ActStatus,
+    /// The ledger has frozen.
+    pub held: bool,
+    /// The contract has frozen.
+    pub frozen: bool,
+    /// Transactions that the contract refused in the current step.
+    pub attempts: i64,
+    pub tx_hash: String,
+    pub idempotency_key: String,
+    pub actor: String,
+    pub correlation_id: String,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+impl EnforcementAct {
+    /// Whether it freezes all units, also later ones.
+    pub fn is_whole(&self) -> bool {
+        self.kind == ActKind::Freeze && self.units_minor == 0
+    }
+}
+
+code_enum! {
+    ExtractFormat: i32 {
+        Csv = 1 "CSV",
+        Text = 2 "TEXT",
+    }
+}
+
+code_enum! {
+    ExtractRecipient: i32 {
+        Holder = 1 "HOLDER",
+        Court = 2 "COURT",
+        Bailiff = 3 "BAILIFF",
+    }
+}
+
+/// A signed extract from the register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extract {
+    pub extract_id: String,
+    pub instrument_id: String,
+    pub holder_id: String,
+    pub as_of_us: i64,
+    pub format: ExtractFormat,
+    pub recipient: ExtractRecipient,
+    pub document: String,
+    pub content: Vec<u8>,
+    /// Detached CMS, DER.
+    pub signature: Vec<u8>,
+    pub signer: String,
+    pub actor: String,
+    pub issued_at_us: i64,
 }
 
 code_enum! {

@@ -4,9 +4,10 @@
 //! idempotency key. A refusal is `Error::Peer` with its reason and exact text.
 
 use service_clients::identity::Profile;
-use service_clients::ledger::{Batch, Operation, Posting};
+use service_clients::ledger::{Batch, HoldStep, Operation, Posting};
 use service_clients::{
-    CallError, IdentityClient, LedgerClient, MarketClient, OperationType, PaymentsClient, caused_by,
+    CallError, IdentityClient, LedgerClient, LimitType, MarketClient, OperationType,
+    PaymentsClient, caused_by,
 };
 use types::{Amount, Id128, InstrumentId, Minor};
 
@@ -161,8 +162,39 @@ impl Peers {
         let context = caused_by(&operation.correlation_id);
         let id = &operation.operation_id;
         match operation.status {
-            Status::Finalized => self.identity.confirm_limit(&context, id).await,
+            Status::Finalized => self.identity.confirm_limit(&context, id, None).await,
             _ => self.identity.cancel_limit(&context, id).await,
+        }
+    }
+
+    /// Reserves the payment of a subscription in a limit, once per reservation. Returns the reason
+    /// of a refusal.
+    ///
+    /// # Errors
+    /// `Unavailable` while identity does not answer, or refuses the call itself.
+    pub async fn reserve_payment(
+        &self,
+        offer: &model::Offer,
+        reservation_id: &str,
+        limit: LimitType,
+    ) -> Result<Option<String>, Error> {
+        let context = caused_by(&offer.correlation_id);
+        let amount = Amount::rubles(Minor(offer.payment_minor)).decimal();
+        let (identity, user_id) = (&self.identity, &offer.user_id);
+        let kind = OperationType::Issuance;
+        let reserved =
+            identity.reserve_limit(&context, reservation_id, user_id, limit, kind, amount);
+        match reserved.await {
+            // The caller has read the profile, so a refused call is a fault of the installation.
+            Err(error @ CallError::Refused(_)) => {
+                tracing::error!(
+                    reservation_id,
+                    error = error.describe(),
+                    "identity refuses to reserve a limit, retrying"
+                );
+                Err(Error::Unavailable(IdentityClient::SERVICE))
+            }
+            reserved => Ok(reserved?),
         }
     }
 
@@ -177,8 +209,22 @@ impl Peers {
         operations: &[Operation],
         scales: &[(String, u8)],
     ) -> Result<(), Error> {
+        self.post_with_steps(correlation_id, operations, Vec::new(), scales)
+            .await
+    }
+
+    /// Like `post`, with changes of holds in the same ledger transaction. Each change must do
+    /// nothing when it is repeated.
+    pub async fn post_with_steps(
+        &self,
+        correlation_id: &str,
+        operations: &[Operation],
+        hold_steps: Vec<HoldStep>,
+        scales: &[(String, u8)],
+    ) -> Result<(), Error> {
         let batch = Batch {
             operations: operations.to_vec(),
+            hold_steps,
             scales: scales.to_vec(),
             ..Batch::default()
         };

@@ -131,17 +131,23 @@ pub enum Step {
 fn is_gated(flow: Flow) -> bool {
     matches!(
         flow,
-        Flow::RedeemRub | Flow::IssueInvestment | Flow::RedeemInvestment
+        Flow::RedeemRub | Flow::IssueInvestment | Flow::RedeemInvestment | Flow::ForceTransfer
     )
 }
 
 /// Whether the operation reserves a day limit. Trades are counted from their events. Units that an
-/// issuer redeems use no limit: they leave by the holder's offer or the terms of the issue.
+/// issuer redeems use no limit: they leave by the holder's offer or the terms of the issue. A
+/// placement's limits are reserved by Subscribe.
 pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
     match flow {
         Flow::IssueRub | Flow::RedeemRub | Flow::IssueInvestment => true,
         Flow::Transfer => plain_transfer,
-        Flow::RedeemInvestment | Flow::Trade | Flow::Maturity => false,
+        // Enforcement acts do not depend on the holder's limits.
+        Flow::RedeemInvestment
+        | Flow::Trade
+        | Flow::Maturity
+        | Flow::Placement
+        | Flow::ForceTransfer => false,
     }
 }
 

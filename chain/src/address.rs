@@ -59,7 +59,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Hash of a transaction or block, 32 bytes. Displayed as `0x` and lower-case hex.
+/// Hash of a transaction, block or document, 32 bytes. Displayed as `0x` and lower-case hex.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TxHash(B256);
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tonic::{Request, Response, Status};
 
-use crate::contracts::Call;
+use crate::contracts::{Call, is_listed};
 use crate::{Address, BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, TxHash};
 
 #[derive(Clone)]
@@ -154,6 +154,10 @@ impl ChainConnectorService for Api {
             data: bytes("payload.data", &payload.data)?,
             gas_limit: (payload.gas_limit != 0).then_some(payload.gas_limit),
         };
+        if !is_listed(&call) {
+            let why = "must call a listed function of the platform's contracts";
+            return Err(status::invalid_argument("payload.data", why));
+        }
         let key = format!("rpc:{}", context.idempotency_key);
         let submitted = self
             .connector

@@ -17,8 +17,6 @@ mod address;
 mod api;
 pub mod connector;
 pub mod contracts;
-#[cfg(test)]
-mod contracts_tests;
 mod dev;
 mod nodes;
 mod publish;
@@ -40,11 +38,12 @@ use tokio_util::task::TaskTracker;
 pub use address::{Address, ParseHexError, TxHash, keccak256};
 pub use api::{block_not_found, chain_status};
 pub use connector::{
-    BlockInfo, ChainError, Connector, FailedTrade, Receipt, ReceiptStatus, Submission,
-    TokenTransfer,
+    BlockInfo, ChainError, Connector, FailedTrade, HolderState, Receipt, ReceiptStatus, Submission,
+    TokenCode, TokenRights, TokenTransfer, known_transactions,
 };
-pub use contracts::{Action, Contracts, Payout, Trade};
+pub use contracts::{Action, Contracts, Grant, Payout, RoleSet, Terms, Trade, Version};
 pub use dev::StoreError;
+pub use dev::bare::{BareChain, BareTransaction};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/connector": "0001_connector", "0002_attempts");
@@ -75,6 +74,9 @@ pub struct ChainConfig {
     pub remote_signer_url: Option<String>,
     /// Account that the remote signer signs for.
     pub operator_address: Option<String>,
+    /// Owner of the contracts that are deployed from now on: the account that sets their roles. A
+    /// cold or multi-signature account. Unset: the operator.
+    pub owner_address: Option<String>,
     /// Development chain: minimum time between two blocks.
     pub seal_interval_ms: u64,
     /// Development chain: origins (`http://localhost:3000`) whose browser pages may read the
@@ -108,6 +110,7 @@ impl Default for ChainConfig {
             operator_key_file: None,
             remote_signer_url: None,
             operator_address: None,
+            owner_address: None,
             seal_interval_ms: 50,
             rpc_cors_origins: Vec::new(),
             poll_interval_ms: 500,
@@ -156,6 +159,29 @@ pub struct ChainHandle {
     shutdown: CancellationToken,
 }
 
+/// The connector's store, with the tables whose rows have seals.
+pub fn sealed_store(config: &ChainConfig) -> events::SealedStore {
+    const READ_BLOCK: &str = "hashes of read blocks, compared with the chain at each block";
+    static SEALING: events::Sealing = events::Sealing {
+        exempt: &[
+            (
+                "attempt",
+                "signed transactions: a changed one is invalid, and its hash another",
+            ),
+            ("cursor", READ_BLOCK),
+            ("unconfirmed", READ_BLOCK),
+        ],
+        partly: &[],
+        columns: &[],
+        summed: &[("submission", "one per batch of trades")],
+    };
+    events::SealedStore {
+        name: "chain",
+        path: config.data_dir.join("connector.sqlite"),
+        sealing: &SEALING,
+    }
+}
+
 /// Opens the chain, loads the next nonce, and starts the watcher, the upkeep of transactions and
 /// the outbox relay. All tasks stop on `shutdown`.
 pub fn start_chain(
@@ -191,9 +217,9 @@ pub fn start_chain(
                 (RpcClient::new(chain.clone(), true), Some(chain))
             }
         };
-        let db = events::sqlite::Sqlite::open(config.data_dir.join("connector.sqlite"), &MIGRATOR)
-            .await?;
-        let settings = settings(&config);
+        let store = sealed_store(&config);
+        let db = events::Sqlite::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
+        let settings = settings(&config)?;
         let connector =
             Connector::connect(client, config.chain_id, signer, settings, db.clone()).await?;
         check_nodes(&config, &connector).await?;
@@ -240,15 +266,22 @@ fn check(config: &ChainConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-fn settings(config: &ChainConfig) -> connector::Settings {
-    connector::Settings {
+fn settings(config: &ChainConfig) -> Result<connector::Settings, StartError> {
+    const OWNER: &str = "chain.owner_address must be `0x` and 40 hex digits, not all zero";
+    let owner = config.owner_address.as_deref().map(|text| {
+        let address = text.parse::<Address>().ok();
+        let address = address.filter(|address| !address.raw().is_zero());
+        address.ok_or(StartError::Setting(OWNER))
+    });
+    Ok(connector::Settings {
+        owner: owner.transpose()?,
         // The embedded chain takes the operator's transactions in turn, whatever their fees.
         replace_after_blocks: match config.rpc_url {
             Some(_) => config.replace_after_blocks,
             None => 0,
         },
         max_fee_per_gas: u128::from(config.max_fee_per_gas_gwei) * WEI_PER_GWEI,
-    }
+    })
 }
 
 /// The signer, and where its key is.

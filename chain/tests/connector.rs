@@ -72,7 +72,7 @@ async fn token(connector: &Connector) -> (Address, Address) {
         .expect("submitted")
         .contract
         .expect("deploys");
-    let deploy = Action::DeployToken {
+    let deploy = Action::DeployTokenV1 {
         name: "Bond".into(),
         symbol: "BOND-1".into(),
         decimals: 2,
@@ -96,6 +96,7 @@ async fn r033_submissions_are_stored_by_key_and_receipts_show_reverts() {
         token,
         to: alice,
         units: 5,
+        id: None,
     };
     let reverted = run(&connector, "mint-0", &mint).await;
     assert_eq!(
@@ -357,6 +358,7 @@ async fn chain_and_queue_continue_after_a_restart() {
             token,
             to: alice,
             units: 7,
+            id: None,
         },
     )
     .await;
@@ -382,6 +384,7 @@ async fn chain_and_queue_continue_after_a_restart() {
             token,
             from: alice,
             units: 3,
+            id: None,
         },
     )
     .await;
@@ -435,6 +438,7 @@ async fn remote_node_is_reached_by_the_same_connector() {
             token,
             to: alice,
             units: 7,
+            id: None,
         },
     )
     .await;
@@ -496,6 +500,7 @@ async fn r243_blocks_and_receipts_are_published_in_order() {
             token,
             to: Address::of_user("x"),
             units: 1,
+            id: None,
         },
     )
     .await;
@@ -583,6 +588,7 @@ impl Served {
             token,
             to: Address::of_user("alice"),
             units: 5,
+            id: None,
         }
     }
 

@@ -12,6 +12,7 @@
 //! `Event::id` in the transaction of the effect. Delivery is at least once and keeps the order of
 //! each key (D25, D26).
 
+pub mod audit;
 pub mod calls;
 pub mod consumer;
 pub mod dlq;
@@ -27,6 +28,7 @@ pub mod outbox;
 pub mod pack;
 pub mod postgres;
 pub mod row;
+pub mod seal;
 pub mod sqlite;
 mod store_url;
 pub mod topics;
@@ -42,6 +44,7 @@ pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
 pub use multi_row::{MultiRow, Script, Values};
 pub use pack::OutboxRow;
 pub use postgres::Postgres;
+pub use seal::{SealedStore, Sealing};
 pub use sqlite::{
     Sqlite, Tx, WRITER_CACHE_KIB,
     direct::{Direct, DirectTx, Packed},

@@ -226,3 +226,53 @@ async fn acknowledged_events_survive_kill_9() {
         "the group resumes at {number}, but {acknowledged} was acknowledged"
     );
 }
+
+#[tokio::test]
+async fn only_consumed_records_are_removed_and_positions_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let publish = async |topic: &str, numbers: std::ops::Range<usize>| {
+        for number in numbers {
+            log.publish(&[event(topic, "k", number)]).await.unwrap();
+        }
+    };
+    publish("read", 0..50).await;
+    publish("unread", 50..60).await;
+    publish("read", 60..70).await;
+    let mut slow = log.subscribe("slow", &["read"]).await.unwrap();
+    let mut fast = log.subscribe("fast", &["read"]).await.unwrap();
+    let consume = async |group: &str, from: &mut events::Subscription, count: usize| {
+        let last = receive(from, count).await.pop().unwrap();
+        log.commit(group, &last.position).await.unwrap();
+    };
+    consume("fast", &mut fast, 60).await;
+    consume("slow", &mut slow, 40).await;
+
+    // Those that the slow group has, except the last.
+    assert_eq!(log.remove_all_but(10).await.unwrap(), 39);
+    assert_eq!(log.remove_all_but(10).await.unwrap(), 0);
+    assert_eq!(log.backlog("new", &["read"]).await.unwrap().len(), 21);
+    assert_eq!(log.backlog("slow", &["read"]).await.unwrap().len(), 20);
+    assert_eq!(log.backlog("new", &["unread"]).await.unwrap().len(), 10);
+    consume("slow", &mut slow, 20).await;
+    // A group that has consumed nothing yet.
+    let mut late = log.subscribe("late", &["read"]).await.unwrap();
+    receive(&mut late, 1).await;
+    assert_eq!(log.remove_all_but(15).await.unwrap(), 0);
+    let rest = log.backlog("late", &["read"]).await.unwrap();
+    log.commit("late", &rest.last().unwrap().position)
+        .await
+        .unwrap();
+    // The last 15 records of all topics stay.
+    assert_eq!(log.remove_all_but(15).await.unwrap(), 11);
+    assert_eq!(log.backlog("new", &["read"]).await.unwrap().len(), 10);
+
+    // Records after a removal and a restart follow the last one.
+    drop((slow, fast, late));
+    log.close().await;
+    let log = Embedded::open(folder.path()).await.unwrap();
+    log.publish(&[event("read", "k", 70)]).await.unwrap();
+    let rest = log.backlog("slow", &["read"]).await.unwrap();
+    assert_eq!(rest.len(), 1);
+    assert_eq!(rest[0].record.event, event("read", "k", 70));
+}

@@ -47,7 +47,8 @@ fn registry(error: CallError) -> Error {
 }
 
 async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
-    if listed.is_money {
+    // A DRAFT takes no place in the market: its activation publishes an event.
+    if listed.is_money || listed.status == InstrumentStatus::Draft {
         return Ok(());
     }
     let status = listed.status;

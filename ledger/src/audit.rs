@@ -1,5 +1,5 @@
-//! The audit chain: content of a sealed block and its hash; and the chain of the audit records
-//! (D34), one hash per record. Pure.
+//! The audit chain: content of a sealed block and its hash; and the audit records (D34) of a group,
+//! sealed as those of every service ([`service_kit::audit`]). Pure.
 //!
 //! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable
 //! terms of its operations in order, the postings of each in order, and the two counts. Each field
@@ -8,6 +8,8 @@
 //! the value. Mutable fields (status, transaction hash, reversing operation) are not sealed. Cost:
 //! one hash pass over some 500 bytes per operation.
 
+use service_kit::audit::{self as chain, AuditRecord, BEGINNING};
+pub use service_kit::audit::{Hash, hex};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -16,13 +18,11 @@ use crate::{
     model::{Id, OperationTerms, Posting},
 };
 
-pub type Hash = [u8; 32];
-
 /// First bytes of every block's content; identifies the encoding.
 const TAG: &[u8] = b"ledger-block-1";
 
-/// The same of an audit record.
-const RECORD_TAG: &[u8] = b"ledger-record-1";
+/// Name of this service in its audit records.
+pub const SERVICE: &str = "ledger";
 
 /// The last block of the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +152,9 @@ impl Sealer {
     }
 
     fn text(&mut self, text: &str) {
-        put_text(&mut self.hasher, text);
+        let length = u32::try_from(text.len()).expect("a text is shorter than 4 GiB");
+        self.hasher.update(length.to_be_bytes());
+        self.hasher.update(text);
     }
 
     fn optional(&mut self, text: Option<&str>) {
@@ -161,12 +163,6 @@ impl Sealer {
             self.text(text);
         }
     }
-}
-
-fn put_text(hasher: &mut Sha256, text: &str) {
-    let length = u32::try_from(text.len()).expect("a text is shorter than 4 GiB");
-    hasher.update(length.to_be_bytes());
-    hasher.update(text);
 }
 
 /// What a caller did (D34).
@@ -185,43 +181,18 @@ pub struct Act {
     pub correlation_id: String,
 }
 
-/// An audit record, as stored.
-#[derive(Clone, Copy)]
-pub struct AuditRecord<'a> {
-    /// Dense, from 1.
-    pub sequence: i64,
-    pub at_us: i64,
-    pub actor: &'a str,
-    pub action: &'a str,
-    pub object_id: &'a str,
-    pub before: &'a str,
-    pub after: &'a str,
-    pub reason: &'a str,
-    pub request_id: &'a str,
-    pub correlation_id: &'a str,
-}
-
-impl AuditRecord<'_> {
-    /// SHA-256 over the hash of the record before it and its own fields, encoded as in a block.
-    pub fn hash(&self, previous: &Hash) -> Hash {
-        let mut hasher = Sha256::new();
-        hasher.update(previous);
-        hasher.update(RECORD_TAG);
-        hasher.update(self.sequence.to_be_bytes());
-        hasher.update(self.at_us.to_be_bytes());
-        for text in [
-            self.actor,
-            self.action,
-            self.object_id,
-            self.before,
-            self.after,
-            self.reason,
-            self.request_id,
-            self.correlation_id,
-        ] {
-            put_text(&mut hasher, text);
+impl Act {
+    fn as_record(&self) -> chain::Act<'_> {
+        chain::Act {
+            action: self.action,
+            actor: &self.actor,
+            object_id: &self.object_id,
+            before: &self.before,
+            after: &self.after,
+            reason: &self.reason,
+            request_id: &self.request_id,
+            correlation_id: &self.correlation_id,
         }
-        hasher.finalize().into()
     }
 }
 
@@ -241,7 +212,7 @@ pub fn has_records(book: &Book) -> bool {
 /// Seals the audit records of a group after the last stored one (sequence, hash); `None`: there is
 /// none.
 pub fn seal_records(last: Option<(i64, Hash)>, book: &Book) -> Vec<SealedRecord<'_>> {
-    let (mut sequence, mut previous) = last.unwrap_or((0, [0; 32]));
+    let (mut sequence, mut previous) = last.unwrap_or(BEGINNING);
     let acts = book.effects.iter().filter_map(|(_, effect)| match effect {
         Effect::ActRecorded(act) => Some(act),
         _ => None,
@@ -252,16 +223,9 @@ pub fn seal_records(last: Option<(i64, Hash)>, book: &Book) -> Vec<SealedRecord<
         let record = AuditRecord {
             sequence,
             at_us: book.now_us,
-            actor: &act.actor,
-            action: act.action,
-            object_id: &act.object_id,
-            before: &act.before,
-            after: &act.after,
-            reason: &act.reason,
-            request_id: &act.request_id,
-            correlation_id: &act.correlation_id,
+            act: act.as_record(),
         };
-        let hash = record.hash(&previous);
+        let hash = record.hash(SERVICE, &previous);
         sealed.push(SealedRecord {
             record,
             previous_hash: previous,
@@ -329,11 +293,6 @@ impl<'a> From<&'a Posting> for PostingRecord<'a> {
             created_at_us: posting.created_at_us,
         }
     }
-}
-
-/// Formats a hash as lower-case hex.
-pub fn hex(hash: &[u8]) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -415,30 +374,6 @@ mod tests {
             "36f02afac0bb8882b36b246cb9cb3bff7b3051683b06e381042b6cb0fae2d635"
         );
         assert_eq!((block.block, block.operations, block.postings), (7, 1, 1));
-    }
-
-    // rows: R215
-    /// Expected bytes, written out field by field.
-    #[test]
-    fn r215_an_audit_record_has_the_hash_of_the_written_encoding() {
-        let record = AuditRecord {
-            sequence: 3,
-            at_us: 10,
-            actor: "operator",
-            action: "limit.set",
-            object_id: "l1",
-            before: "",
-            after: "5",
-            reason: "r",
-            request_id: "q",
-            correlation_id: "c",
-        };
-        let mut bytes: Vec<u8> = vec![7; 32];
-        bytes.extend(b"ledger-record-1");
-        bytes.extend([3i64.to_be_bytes(), 10i64.to_be_bytes()].concat());
-        bytes.extend(b"\0\0\0\x08operator\0\0\0\x09limit.set\0\0\0\x02l1\0\0\0\0");
-        bytes.extend(b"\0\0\0\x015\0\0\0\x01r\0\0\0\x01q\0\0\0\x01c");
-        assert_eq!(hex(&record.hash(&[7; 32])), hex(&Sha256::digest(&bytes)));
     }
 
     // rows: R215

@@ -44,9 +44,10 @@ use tonic::service::Routes;
 pub use api::topics::{
     CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS, all as request_and_reply_topics,
 };
+pub use repo::sealed_store;
 pub use service_kit::Clock;
 pub use url::StoreUrl;
-pub use verify::{Fault, Verified, verify};
+pub use verify::{Fault, FinalOperation, Finals, Heads, Verified, verify};
 
 use api::{Api, consumers, topics};
 use committer::Committer;

@@ -95,6 +95,22 @@ impl VelocityLimit {
         *self == other
     }
 
+    /// True if it refuses whatever the other limit refuses: same postings or more, no larger
+    /// amount, no shorter window.
+    pub fn is_as_strict_as(&self, other: &Self) -> bool {
+        let covers_user = self.user_id.is_empty() || self.user_id == other.user_id;
+        let covers_account = self.account_kind.is_none() || self.account_kind == other.account_kind;
+        let covers_kinds = self.kinds.0 == 0
+            || other.kinds.0 != 0 && self.kinds.0 & other.kinds.0 == other.kinds.0;
+        covers_user
+            && covers_account
+            && covers_kinds
+            && self.instrument_id == other.instrument_id
+            && self.side == other.side
+            && self.window_s >= other.window_s
+            && self.amount <= other.amount
+    }
+
     /// Describes the terms in an audit record.
     pub fn audit_text(&self) -> String {
         let user = if self.user_id.is_empty() {

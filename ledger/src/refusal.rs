@@ -29,6 +29,8 @@ pub enum Refusal {
     /// A velocity limit would be exceeded. With the limit's figures; `None` in a stored answer.
     LimitExceeded(Option<Box<Excess>>),
     LimitNotFound,
+    /// A person changes a limit so that it allows what it refuses (D32).
+    ApprovalRequired,
     HoldNotActive,
     HoldExpired,
     /// A caller that is not a service touches a hold of a service (`design.md` 4).
@@ -123,6 +125,7 @@ impl Refusal {
             Self::Invalid { .. } => Class::Invalid,
             Self::InsufficientBalance(_)
             | Self::LimitExceeded(_)
+            | Self::ApprovalRequired
             | Self::HoldNotActive
             | Self::HoldExpired
             | Self::HoldInUse
@@ -150,6 +153,7 @@ impl Refusal {
             Self::InsufficientBalance(_) => "INSUFFICIENT_BALANCE",
             Self::LimitExceeded(_) => "LIMIT_EXCEEDED",
             Self::LimitNotFound => "LIMIT_NOT_FOUND",
+            Self::ApprovalRequired => "APPROVAL_REQUIRED",
             Self::HoldNotActive => "HOLD_NOT_ACTIVE",
             Self::HoldExpired => "HOLD_EXPIRED",
             Self::HoldInUse => "HOLD_IN_USE",
@@ -178,11 +182,14 @@ impl Refusal {
     }
 
     /// True for refusals that stay bound to the idempotency key: a retry gets the same refusal. A
-    /// retry may succeed after an invalid field, a missing or existing object, or a batch out of
-    /// order.
+    /// retry may succeed after an invalid field, a missing or existing object, a batch out of
+    /// order, or by an approval.
     pub fn stays_bound(&self) -> bool {
         self.class() == Class::Precondition
-            && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
+            && !matches!(
+                self,
+                Self::SourceGap { .. } | Self::SourceConflict | Self::ApprovalRequired
+            )
     }
 
     /// Restores a refusal from its [`Self::bound_reason`] and text, without figures. `None` if no
@@ -246,6 +253,7 @@ impl fmt::Display for Refusal {
             Self::InsufficientBalance(_) => "Insufficient balance",
             Self::LimitExceeded(_) => "Velocity limit exceeded",
             Self::LimitNotFound => "Limit not found",
+            Self::ApprovalRequired => "This call needs an approval",
             Self::HoldNotActive => "Hold is not active",
             Self::HoldExpired => "Hold has expired",
             Self::HoldInUse => "Hold is in use",

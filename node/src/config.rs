@@ -89,6 +89,10 @@ pub struct Sandbox {
 pub struct Events {
     /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
     pub kafka_brokers: Option<String>,
+    /// Records that the embedded log keeps, at least 200,000; older ones are removed once every
+    /// consumer group that has ever read their topic has them. Unset: all. A topic without a
+    /// group keeps all.
+    pub retain_records: Option<u64>,
 }
 
 /// Receivers of critical alerts besides the log. Their addresses and keys are secrets.
@@ -588,6 +592,13 @@ impl Config {
         self.identity.data_dir = dir.join("identity");
         self.bank.data_dir = dir.join("bank");
         self.bank.keys_dir = dir.join("keys");
+        if self.sandbox.enabled {
+            // The files of the sandbox's certificate authority.
+            let keys = &self.bank.keys_dir;
+            self.cfa.ca_file = Some(keys.join("ca.pem"));
+            self.cfa.extract_key_file = Some(keys.join("extracts.pk8"));
+            self.cfa.extract_certificate_file = Some(keys.join("extracts.der"));
+        }
         self
     }
 }

@@ -1,6 +1,7 @@
 //! The platform binary: configuration, wiring, command line, demo, replay, load. It contains no
 //! money logic.
 
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod demo;

@@ -18,6 +18,7 @@ use events::files;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::check;
 use crate::config::Config;
 
 /// Name of the file in the data folder.
@@ -27,12 +28,26 @@ const LAYOUT: u32 = 1;
 /// Version of the data folder. It changes with the layout and with the format of journalled
 /// commands.
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
-/// Stores that a later version added. A folder without one gets it at its next start.
-const ADDED: [&str; 1] = ["approvals/approvals.db"];
+/// Parts that a later version added. A folder without one gets it at its next start. So does one
+/// without the keys of row seals ([`events::seal`]) and of anchors ([`cfa::anchor`]).
+const ADDED: [&str; 5] = [
+    "approvals/approvals.db",
+    "keys/ca.pk8",
+    "keys/ca.pem",
+    "keys/extracts.pk8",
+    "keys/extracts.der",
+];
+const SEAL_KEY: &str = ".seal.key";
+const ANCHOR_KEY: &str = "anchor_ed25519.";
+
 const HEADER: &str = "\
 # Stores and keys of this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; do not edit.
 ";
+
+fn is_added(name: &str) -> bool {
+    ADDED.contains(&name) || name.ends_with(SEAL_KEY) || name.contains(ANCHOR_KEY)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -104,12 +119,21 @@ fn parts(config: &Config) -> Vec<Part> {
         Key,
         operator_key.unwrap_or_else(|| chain.join("operator.key")),
     );
+    for store in check::sealed_stores(config) {
+        add(true, Key, events::seal::key_file(&store.path));
+    }
+    for path in cfa::anchor::key_files(&config.cfa.data_dir) {
+        add(true, Key, path);
+    }
     for name in [
         "gateway_ed25519.pk8",
         "gateway_ed25519.pub",
         "webhook_secret",
     ] {
         add(true, Key, config.payments.keys_dir.join(name));
+    }
+    for name in ["ca.pk8", "ca.pem", "extracts.pk8", "extracts.der"] {
+        add(true, Key, config.bank.keys_dir.join(name));
     }
     for name in ["cert.der", "key.der"] {
         add(true, Key, config.market.data_dir.join("tls").join(name));
@@ -118,6 +142,10 @@ fn parts(config: &Config) -> Vec<Part> {
 }
 
 impl Part {
+    fn is_seal_key(&self) -> bool {
+        self.name.ends_with(SEAL_KEY)
+    }
+
     /// Whether the part exists and is not empty. An empty file counts as missing: SQLite would
     /// accept it as a new store.
     fn is_there(&self) -> bool {
@@ -209,19 +237,23 @@ impl Content {
         Ok(content)
     }
 
-    /// Adds, as pending, the stores that a later version added and that do not exist yet. True if
+    /// Adds, as pending, the parts that a later version added and that do not exist yet. True if
     /// there are any.
     fn add_new(&mut self, parts: &[Part]) -> bool {
-        let is_new = |part: &&Part| {
-            ADDED.contains(&part.name.as_str()) && !self.has(&part.name) && !part.is_there()
-        };
-        let new: Vec<String> = parts
-            .iter()
-            .filter(is_new)
-            .map(|part| part.name.clone())
-            .collect();
-        self.stores.extend(new.iter().cloned());
-        self.pending.extend(new.iter().cloned());
+        let is_new =
+            |part: &&Part| is_added(&part.name) && !self.has(&part.name) && !part.is_there();
+        let new: Vec<&Part> = parts.iter().filter(is_new).collect();
+        for part in &new {
+            match part.kind {
+                Kind::Key => {
+                    self.keys.insert(part.name.clone(), String::new());
+                }
+                Kind::Store | Kind::Journal => {
+                    self.stores.insert(part.name.clone());
+                }
+            }
+            self.pending.insert(part.name.clone());
+        }
         !new.is_empty()
     }
 
@@ -372,7 +404,7 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     }
     let may_be_made = |name: &str| match &before {
         // In a folder of an older version every part that it knew must exist.
-        None => ADDED.contains(&name),
+        None => is_added(name),
         Some(before) => before.pending.contains(name) || !before.has(name),
     };
     let mut faults: Vec<String> = parts
@@ -407,9 +439,31 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     })
 }
 
+/// Marks missing keys of row seals as pending: the next start makes them, and seals all rows with
+/// them. The caller holds the folder's lock.
+///
+/// # Errors
+/// The manifest cannot be read or written.
+pub fn renew_seal_keys(config: &Config) -> anyhow::Result<()> {
+    let Some(mut content) = Content::read(&config.data_dir)? else {
+        return Ok(());
+    };
+    for part in parts(config) {
+        if part.is_seal_key() && content.has(&part.name) && !part.is_there() {
+            content.keys.insert(part.name.clone(), String::new());
+            content.pending.insert(part.name);
+        }
+    }
+    content.write(&config.data_dir)
+}
+
 fn missing(part: &Part) -> String {
     let path = part.path.display();
-    format!("{path} is missing or empty: restore the data folder from a backup")
+    let or = match part.is_seal_key() {
+        true => ", or run `platform data accept-rows` if the key is lost",
+        false => "",
+    };
+    format!("{path} is missing or empty: restore the data folder from a backup{or}")
 }
 
 fn is_named(parts: &[Part], name: &str) -> bool {

@@ -124,6 +124,7 @@ struct LocalEndpoints {
     payments: LocalSlot,
     identity: LocalSlot,
     market: LocalSlot,
+    settlement: LocalSlot,
 }
 
 impl LocalEndpoints {
@@ -159,6 +160,7 @@ impl LocalEndpoints {
             ("payments", &self.payments),
             ("identity", &self.identity),
             ("market", &self.market),
+            ("settlement", &self.settlement),
         ];
         HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
@@ -171,6 +173,7 @@ impl LocalEndpoints {
             &self.payments,
             &self.identity,
             &self.market,
+            &self.settlement,
         ] {
             slot.clear();
         }
@@ -281,7 +284,7 @@ impl Platform {
         config.set_addresses();
 
         // 2. The event log.
-        let (log, embedded) = open_log(&config).await?;
+        let (log, embedded) = open_log(&config, &stages.edge).await?;
 
         // 3. The chain and its connector.
         let chain_deps = chain::ChainDeps { log: log.clone() };
@@ -377,9 +380,9 @@ impl Platform {
         let gateway = gateway::start(config.market.clone(), gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
-        local
-            .market
-            .fill(rpc::with_auth(gateway.service().routes, &auth));
+        let fill = |slot: &LocalSlot, of: Service| slot.fill(rpc::with_auth(of.routes, &auth));
+        fill(&local.market, gateway.service());
+        fill(&local.settlement, settlement.service());
 
         watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
 
@@ -521,9 +524,18 @@ fn watch_market(
 
 /// Mirrors one service's health parts in another's.
 async fn mirror_health(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
-    let mut failing = from.watch();
+    let (mut failing, mut findings) = (from.watch(), from.watch_findings());
     let mut mirrored = rpc::health::Failing::new();
+    let mut found = rpc::health::Failing::new();
     loop {
+        let now = findings.borrow_and_update().clone();
+        for (kind, reason) in &now {
+            into.set_finding(kind, Some(reason));
+        }
+        for kind in found.keys().filter(|kind| !now.contains_key(*kind)) {
+            into.set_finding(kind, None);
+        }
+        found = now;
         let now = failing.borrow_and_update().clone();
         for (part, reason) in &now {
             into.set_failing(part, reason);
@@ -534,6 +546,7 @@ async fn mirror_health(from: rpc::Health, into: rpc::Health, until: Cancellation
         mirrored = now;
         tokio::select! {
             changed = failing.changed() => if changed.is_err() { return },
+            changed = findings.changed() => if changed.is_err() { return },
             () = until.cancelled() => return,
         }
     }
@@ -556,8 +569,10 @@ pub(crate) fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File
     }
 }
 
+/// `until`: cancelled before the log is closed.
 async fn open_log(
     config: &Config,
+    until: &CancellationToken,
 ) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
     if let Some(brokers) = &config.events.kafka_brokers {
         let kafka = events::Kafka::connect(brokers, &HashMap::new()).context("Kafka")?;
@@ -572,6 +587,9 @@ async fn open_log(
     let embedded = events::Embedded::open(config.data_dir.join("events"))
         .await
         .context("event log")?;
+    if let Some(records) = config.events.retain_records {
+        tokio::spawn(embedded.clone().retain(records, until.clone()));
+    }
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 
@@ -664,6 +682,16 @@ async fn start_sequencer(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // rows: R333
+    #[test]
+    fn d32_the_approvals_service_reaches_every_service_whose_calls_take_two_persons() {
+        let services = LocalEndpoints::default().approvable();
+        for row in rpc::roles::APPROVALS {
+            let area = row.method.split('.').nth(1).unwrap();
+            assert!(services.contains_key(area), "{}", row.method);
+        }
+    }
 
     #[tokio::test]
     async fn the_markets_health_shows_what_settlement_waits_for() {

@@ -5,11 +5,16 @@ use std::time::{Duration, Instant};
 
 use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
+use clap::ArgMatches;
 use indicatif::ProgressBar;
 use rpc::Channel;
+use serde::Serialize;
+use service_clients::CfaClient;
 
+use crate::check::{self, Checked};
 use crate::cli::call::Target;
 use crate::cli::output::table;
+use crate::config::Config;
 
 /// Reads all balances over public calls and compares them.
 ///
@@ -89,20 +94,48 @@ fn is_due(next: &Mutex<Instant>, now: Instant) -> bool {
 /// Maximum differences in the printed table; `--json` prints all of them.
 const LINES_MAX: usize = 20;
 
-/// Prints the proof, differences first.
+/// The proof with the full check.
+#[derive(Serialize)]
+struct Full<'a> {
+    #[serde(flatten)]
+    proof: &'a Proof,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<&'a Checked>,
+}
+
+/// Prints the proof, differences first. With `--full` also checks every row of the stores of the
+/// settings.
 ///
 /// # Errors
-/// As [`take`]; or there are unexplained differences.
-pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
+/// As [`take`]; a store cannot be read; there are unexplained differences or altered rows.
+pub async fn run(
+    target: &Target,
+    config: impl FnOnce() -> anyhow::Result<Config>,
+    matches: &ArgMatches,
+    json: bool,
+) -> anyhow::Result<()> {
     if !json {
         eprintln!("reading ledger, chain and bank of {} ...", target.url);
     }
+    // First: what was altered may stop the platform from answering.
+    let check = match matches.get_flag("full") {
+        true => Some(checked(target, &config()?).await?),
+        false => None,
+    };
+    if let Some(check) = check.as_ref().filter(|_| !json) {
+        print!("{check}");
+    }
     let proof = take(target).await?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&proof)?);
+        let printed = Full {
+            proof: &proof,
+            check: check.as_ref(),
+        };
+        println!("{}", serde_json::to_string_pretty(&printed)?);
     } else {
         print!("{}", text(&proof));
     }
+    check.as_ref().map_or(Ok(()), Checked::result)?;
     if !proof.ok {
         let wrong = proof
             .differences
@@ -114,6 +147,15 @@ pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+async fn checked(target: &Target, config: &Config) -> anyhow::Result<Checked> {
+    let mut checked = check::full(config).await.context("full check")?;
+    let channel =
+        Channel::remote(&target.url, "sandbox.auditor").context("address of the platform")?;
+    let cfa = CfaClient::new(channel, "proof");
+    checked.add(check::anchors(&cfa, config).await?);
+    Ok(checked)
 }
 
 fn text(proof: &Proof) -> String {
@@ -256,7 +298,7 @@ mod tests {
         ] {
             assert!(row.contains(holder) && row.ends_with(explanation), "{text}");
             assert!(
-                row.contains("holder registry 5.00") && row.contains("ledger 4.00"),
+                row.contains("chain 5.00") && row.contains("ledger 4.00"),
                 "{text}"
             );
         }

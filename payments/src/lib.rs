@@ -16,6 +16,7 @@
 //! - An unverified webhook changes nothing.
 //! - Money leaves only after a final burn, or as the refund of a refused deposit (T06, T24).
 //! - Every state change commits with its event in one transaction.
+//! - Acts of persons are sealed in audit records in the transaction of the act (D34).
 //! - A bank request is repeated only with the same request id.
 
 mod alert;
@@ -34,4 +35,4 @@ mod worker;
 
 pub use alert::AlertSinks;
 pub use config::PaymentsConfig;
-pub use start::{Error, PaymentsDeps, PaymentsHandle, start};
+pub use start::{Error, PaymentsDeps, PaymentsHandle, sealed_store, start, verify_audit};

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Money leaves only after the release, which needs a reason: a successful burn of the same user
-//! and amount, or a refused deposit to refund. `ordered_at_us` is set *before* the order is sent.
-//! From then on the payout cannot be cancelled. Every attempt repeats the same bank request id, for
-//! which the bank returns the same transfer. A stopped payout (its user is blocked or on a
-//! sanctions list, T48) waits.
+//! and amount, a refused deposit to refund, or the approved refund of an unmatched receipt.
+//! `ordered_at_us` is set *before* the order is sent. From then on the payout cannot be cancelled.
+//! Every attempt repeats the same bank request id, for which the bank returns the same transfer. A
+//! stopped payout (its user is blocked or on a sanctions list, T48) waits.
 
 use rail::Rub;
 use types::PaymentStatus;
@@ -41,6 +41,8 @@ pub struct Payout {
     /// Payment id of the suspended deposit that this payout refunds. Decided when the payout is
     /// recorded, because its id alone proves nothing.
     pub refunds: Option<String>,
+    /// Unmatched receipt that this payout refunds by an approval; released when it is recorded.
+    pub refunds_receipt: Option<String>,
     pub status: PaymentStatus,
     /// Time since which the money may leave: the burn is final, or the refund is justified.
     pub released_at_us: Option<i64>,
@@ -67,6 +69,11 @@ impl Payout {
         self.status == PaymentStatus::Pending
     }
 
+    /// Returns received money; no tokens are burned for it.
+    pub fn is_refund(&self) -> bool {
+        self.refunds.is_some() || self.refunds_receipt.is_some()
+    }
+
     pub fn awaits_release(&self) -> bool {
         self.is_open() && self.released_at_us.is_none()
     }
@@ -78,6 +85,8 @@ impl Payout {
             Some("payout amount is not positive")
         } else if is_ordered && self.released_at_us.is_none() {
             Some("payout is ordered before its release")
+        } else if self.refunds.is_some() && self.refunds_receipt.is_some() {
+            Some("payout refunds two receipts")
         } else {
             None
         }
@@ -188,6 +197,7 @@ mod tests {
             amount: Rub::from_kopecks(100),
             bank_account: "40817810".into(),
             refunds: None,
+            refunds_receipt: None,
             status: PaymentStatus::Pending,
             released_at_us: None,
             ordered_at_us: None,

@@ -1,11 +1,13 @@
 //! Money that the bank reports as received: one receipt per bank transaction (D51); pure.
 //!
-//! A matched receipt pays an intent. An unmatched receipt is part of the suspense, and an operator
-//! resolves it. Until the bank reports a transaction id, the receipt has none, and the
-//! next report of the payment counts as the same transaction.
+//! A matched receipt pays an intent. An unmatched receipt is part of the suspense until two persons
+//! resolve it: they assign it to an intent or a user, or refund it to its sender. Until the bank
+//! reports a transaction id, the receipt has none, and the next report of the payment counts as the
+//! same transaction.
 
 use rail::Rub;
 use types::{PaymentStatus, code_enum};
+use uuid::Uuid;
 
 use crate::intent::Intent;
 
@@ -14,6 +16,8 @@ code_enum! {
     ReceiptStatus: i32 {
         Matched = 1 "MATCHED",
         Unmatched = 2 "UNMATCHED",
+        /// The bank has executed its refund.
+        Refunded = 3 "REFUNDED",
     }
 }
 
@@ -39,6 +43,12 @@ pub struct Receipt {
     pub amount: Rub,
     /// `None`: an intent accounts for it.
     pub unmatched: Option<UnmatchedReason>,
+    /// Payment id of the intent to which persons assigned it.
+    pub assigned: Option<String>,
+    /// Payout that refunds it; `None` again after the payout has failed.
+    pub refund: Option<String>,
+    /// The bank has executed the refund.
+    pub is_refunded: bool,
     pub created_at_us: i64,
     pub updated_at_us: i64,
 }
@@ -47,7 +57,23 @@ impl Receipt {
     pub fn status(&self) -> ReceiptStatus {
         match self.unmatched {
             None => ReceiptStatus::Matched,
+            Some(_) if self.is_refunded => ReceiptStatus::Refunded,
             Some(_) => ReceiptStatus::Unmatched,
+        }
+    }
+
+    /// Whether it may be matched, assigned or refunded: unmatched, and no refund is under way.
+    pub fn is_open(&self) -> bool {
+        self.status() == ReceiptStatus::Unmatched && self.refund.is_none()
+    }
+
+    /// Describes its state in an audit record.
+    pub fn audit_text(&self) -> String {
+        let status = self.status();
+        match (&self.assigned, &self.refund) {
+            (Some(payment_id), _) => format!("{status}, assigned to payment {payment_id}"),
+            (None, Some(payout_id)) => format!("{status}, refund by payout {payout_id}"),
+            (None, None) => status.to_string(),
         }
     }
 }
@@ -57,18 +83,18 @@ impl Receipt {
 pub enum Match {
     /// The money pays the intent.
     Pays,
-    /// The transaction has paid an intent before.
+    /// The transaction has paid an intent before, or persons have resolved its receipt.
     Repeat,
     Unmatched(UnmatchedReason),
 }
 
 /// Matches a report of received money with its intent. `stored`: the receipt of its transaction.
 ///
-/// An unmatched receipt is matched again, also with another payment, because the bank may correct
-/// amount and payment. A matched receipt stays matched.
+/// An open receipt is matched again, also with another payment, because the bank may correct amount
+/// and payment. A matched receipt stays matched, and one whose refund is ordered stays as it is.
 pub fn match_receipt(intent: Option<&Intent>, stored: Option<&Receipt>, amount: Rub) -> Match {
     use PaymentStatus::{Expired, Failed, Pending, Refunded, Success};
-    if stored.is_some_and(|receipt| receipt.unmatched.is_none()) {
+    if stored.is_some_and(|receipt| !receipt.is_open()) {
         return Match::Repeat;
     }
     let reason = match intent {
@@ -82,14 +108,32 @@ pub fn match_receipt(intent: Option<&Intent>, stored: Option<&Receipt>, amount: 
     Match::Unmatched(reason)
 }
 
-/// Longest transaction id, in bytes (D49).
-const TRANSACTION_ID_BYTES_MAX: usize = 128;
+/// Longest id of a bank report, in bytes (D49).
+const ID_BYTES_MAX: usize = 128;
+
+fn is_valid_id(id: &str) -> bool {
+    !id.trim().is_empty() && id.len() <= ID_BYTES_MAX && !id.chars().any(char::is_control)
+}
+
+/// The payment id of a bank report. In place of an invalid one an id that no intent has, different
+/// for different texts, so that the money is still recorded.
+pub fn valid_payment_id(reported: String) -> String {
+    if is_valid_id(&reported) {
+        return reported;
+    }
+    tracing::warn!(
+        bytes = reported.len(),
+        "bank reported an invalid payment id; it is replaced"
+    );
+    let hash = Uuid::new_v5(&Uuid::NAMESPACE_OID, reported.as_bytes());
+    format!("invalid-{hash}")
+}
 
 /// A valid transaction id of a bank report. An invalid one counts as absent, so that the money is
 /// still recorded.
 pub fn valid_transaction_id(named: Option<String>) -> Option<String> {
     let named = named.filter(|id| !id.trim().is_empty())?;
-    if named.len() > TRANSACTION_ID_BYTES_MAX || named.chars().any(char::is_control) {
+    if !is_valid_id(&named) {
         tracing::warn!(
             bytes = named.len(),
             "bank reported an invalid transaction id; it is treated as absent"
@@ -130,8 +174,60 @@ mod tests {
             payment_id: "p".into(),
             amount: Rub::from_kopecks(1_000),
             unmatched,
+            assigned: None,
+            refund: None,
+            is_refunded: false,
             created_at_us: 1,
             updated_at_us: 1,
+        }
+    }
+
+    // rows: R120
+    #[test]
+    fn d51_a_resolved_receipt_pays_nothing_and_a_failed_refund_opens_it_again() {
+        let open = receipt(Some(UnmatchedReason::SecondPayment));
+        let refunding = Receipt {
+            refund: Some("po".into()),
+            ..open.clone()
+        };
+        let refunded = Receipt {
+            is_refunded: true,
+            ..refunding.clone()
+        };
+        let assigned = Receipt {
+            unmatched: None,
+            assigned: Some("p2".into()),
+            ..open.clone()
+        };
+        let pending = intent(PaymentStatus::Pending);
+        let matched = |stored: &Receipt| match_receipt(Some(&pending), Some(stored), stored.amount);
+        assert_eq!(matched(&open), Match::Pays);
+        for (stored, status, text) in [
+            (&refunding, "UNMATCHED", "UNMATCHED, refund by payout po"),
+            (&refunded, "REFUNDED", "REFUNDED, refund by payout po"),
+            (&assigned, "MATCHED", "MATCHED, assigned to payment p2"),
+        ] {
+            assert!(!stored.is_open());
+            assert_eq!(matched(stored), Match::Repeat, "{text}");
+            assert_eq!(stored.status().as_str(), status);
+            assert_eq!(stored.audit_text(), text);
+        }
+        let failed = Receipt {
+            refund: None,
+            ..refunding
+        };
+        assert!(failed.is_open());
+    }
+
+    #[test]
+    fn d49_an_invalid_payment_id_is_replaced_by_one_of_its_own() {
+        assert_eq!(valid_payment_id("p-1".into()), "p-1");
+        let long = |last: &str| valid_payment_id("x".repeat(200) + last);
+        assert!(long("a").starts_with("invalid-") && long("a").len() <= ID_BYTES_MAX);
+        assert_eq!(long("a"), long("a"));
+        assert_ne!(long("a"), long("b"));
+        for text in ["", " ", "a\0b"] {
+            assert!(valid_payment_id(text.into()).starts_with("invalid-"));
         }
     }
 

@@ -250,6 +250,7 @@ mod tests {
                 amount: rub(1),
                 bank_account: String::new(),
                 refunds: None,
+                refunds_receipt: None,
                 status,
                 released_at_us: released,
                 ordered_at_us: None,

@@ -1,7 +1,7 @@
 //! Starts the service (store, keys, workers) and stops it: workers first, outbox last.
 
 use futures::{FutureExt, future::BoxFuture};
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
 use rail::{
@@ -21,7 +21,7 @@ use crate::{
     api::{http, rpc::Api},
     config::PaymentsConfig,
     repo::MIGRATOR,
-    service::Gateway,
+    service::{Gateway, SERVICE},
     tokens::Tokens,
     worker,
 };
@@ -51,12 +51,35 @@ pub enum Error {
     Requisites(#[from] SeparatorInField),
 }
 
+fn file(config: &PaymentsConfig) -> PathBuf {
+    config.data_dir.join("payments.db")
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(
+    config: &PaymentsConfig,
+) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&file(config), SERVICE).await
+}
+
 /// The running service.
 pub struct PaymentsHandle {
     gateway: Arc<Gateway>,
     workers: JoinSet<()>,
     relay: JoinSet<()>,
     relay_shutdown: CancellationToken,
+}
+
+/// The store, all of whose rows have seals.
+pub fn sealed_store(config: &PaymentsConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "payments",
+        path: file(config),
+        sealing: &events::Sealing::ALL,
+    }
 }
 
 /// Opens the store and starts the workers. They stop when `shutdown` is cancelled.
@@ -70,7 +93,8 @@ pub fn start(
 ) -> BoxFuture<'static, Result<PaymentsHandle, Error>> {
     Box::pin(async move {
         purpose_code::check(&config.requisites, &config.deposit_purpose)?;
-        let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
+        let store = sealed_store(&config);
+        let db = events::Sqlite::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
         let keys = Keys::load_or_create(&config.keys_dir)?;
         let bank = BankClient::new(
             &config.bank_url,

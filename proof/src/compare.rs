@@ -44,10 +44,12 @@ pub struct Holder {
 pub enum DifferenceName {
     /// Chain supply against ledger supply.
     Supply,
-    /// Chain supply against the sum of the holder registry, which follows the chain's events.
+    /// Chain supply against the sum of the holders' balances on chain.
     ChainHolders,
-    /// A holder's balance in the registry against the ledger.
+    /// A holder's balance on chain against the ledger.
     Holder,
+    /// A holder's balance on chain against the CFA service's registry.
+    Registry,
     /// The ledger's sub-accounts do not sum to zero.
     TrialBalance,
     /// Active holds against the held amounts of the sub-accounts.
@@ -64,9 +66,9 @@ impl DifferenceName {
     /// Names of [`Difference::left`] and [`Difference::right`].
     pub fn sides(self) -> (&'static str, &'static str) {
         match self {
-            Self::Supply | Self::UnknownInstrument => ("chain", "ledger"),
-            Self::Holder => ("holder registry", "ledger"),
-            Self::ChainHolders => ("chain supply", "sum of the holder registry"),
+            Self::Supply | Self::UnknownInstrument | Self::Holder => ("chain", "ledger"),
+            Self::Registry => ("chain", "holder registry"),
+            Self::ChainHolders => ("chain supply", "sum of balances on chain"),
             Self::Issued => ("chain supply", "counted as issued"),
             Self::TrialBalance => ("sum of sub-accounts", "zero"),
             Self::Holds => ("active holds", "held by sub-accounts"),
@@ -144,6 +146,10 @@ fn judge_instrument(
             let (chain, ledger) = (side(&of.chain, name), side(&of.ledger, name));
             let in_flight = of.in_flight.get(*name).copied();
             differ.compare(DifferenceName::Holder, name, chain, ledger, in_flight);
+        }
+        for (name, registered) in &of.registry {
+            let chain = side(&of.chain, name);
+            differ.compare(DifferenceName::Registry, name, chain, *registered, None);
         }
     } else {
         differ.compare(UnknownInstrument, "", Decimal::ZERO, ledger_holders, None);
@@ -240,6 +246,7 @@ mod tests {
             ledger_supply: d("100"),
             chain: sides(&[("alice", "99.9"), ("system:fees", "0.10"), ("gone", "0")]),
             ledger: sides(&[("alice", "99.90"), ("system:fees", "0.1")]),
+            registry: sides(&[("alice", "99.90"), ("system:fees", "0.10")]),
             in_flight: BTreeMap::new(),
             trial_balance: d("0"),
             active_holds: d("10"),
@@ -270,6 +277,8 @@ mod tests {
         bad.issued = Some(d("99"));
         bad.chain.insert("alice".into(), d("99.8"));
         bad.ledger.insert("bob".into(), d("0.05"));
+        bad.registry.insert("alice".into(), d("99.8"));
+        bad.registry.insert("system:fees".into(), d("0.3"));
         let names: Vec<_> = judged(bad)
             .into_iter()
             .map(|x| (x.name, x.holder, x.difference))
@@ -295,6 +304,11 @@ mod tests {
                     "-0.10".to_owned()
                 ),
                 (DifferenceName::Holder, "bob".to_owned(), "-0.05".to_owned()),
+                (
+                    DifferenceName::Registry,
+                    "system:fees".to_owned(),
+                    "-0.20".to_owned()
+                ),
             ]
         );
     }
@@ -304,6 +318,7 @@ mod tests {
         let mut burned = balanced();
         burned.chain_supply = Some(d("90"));
         burned.chain.insert("alice".into(), d("89.9"));
+        burned.registry.insert("alice".into(), d("89.9"));
         burned.in_flight.insert("alice".into(), d("10"));
         let found = judged(burned.clone());
         assert_eq!(found.len(), 2);

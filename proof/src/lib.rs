@@ -11,7 +11,8 @@
 //! difference. A redemption that is burned and not yet paid explains a difference up to its amount.
 //!
 //! Architecture invariants: no service's code is a dependency, so a service's fault is not repeated
-//! here. On-chain holdings come from the CFA service's registry.
+//! here. The CFA service names the holders. Their balances and the supply are read from the chain,
+//! and compared with the registry too: a holder that it does not know is missing in the sum.
 
 mod compare;
 mod progress;

@@ -32,8 +32,10 @@ pub struct InstrumentReading {
     /// Units that the CFA service counts as issued; `None` for CFA-RUB, which has no limit.
     pub issued: Option<Decimal>,
     pub ledger_supply: Decimal,
-    /// By holder: user id or `system:<purpose>`.
+    /// By holder: user id or `system:<purpose>`. Read from the chain.
     pub chain: BTreeMap<String, Decimal>,
+    /// The CFA service's registry of the same holders.
+    pub registry: BTreeMap<String, Decimal>,
     pub ledger: BTreeMap<String, Decimal>,
     /// Active holds with the reserve as destination: redemptions in progress.
     pub in_flight: BTreeMap<String, Decimal>,
@@ -161,14 +163,15 @@ async fn holders(
     meter: &Meter<'_>,
 ) -> Answer<()> {
     let on_page = |rows: usize| meter.update(|counts| counts.chain_holders += rows);
-    for holder in cfa.holders(context, id, &on_page).await? {
+    for holder in cfa.chain_balances(context, id, &on_page).await? {
         let at = holder.address.to_ascii_lowercase();
         let name = match names.get(&at) {
             Some(name) => name.clone(),
             None if holder.user_id.is_empty() => at,
             None => holder.user_id,
         };
-        add(&mut of.chain, name, holder.balance);
+        add(&mut of.chain, name.clone(), holder.on_chain);
+        add(&mut of.registry, name, holder.in_registry);
     }
     Ok(())
 }

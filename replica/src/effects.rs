@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use admission::Report;
-use types::command::{Cause, New};
+use types::command::{Bust, Cause, New};
 use types::{
     AssetIx, CancelReason, FeeRate, FillTotals, Handle, HoldIx, HoldKind, Id128, InstrumentIx,
     InstrumentSpec, Lots, Minor, OrderStatus, OrderType, RejectReason, Reserve, Sequence,
@@ -204,8 +204,8 @@ pub enum Effect {
         posted: Sequence,
         finalized: Sequence,
     },
-    /// The trade with this public id is bust.
-    Bust(Id128),
+    /// The trade is bust.
+    Bust(Bust),
 }
 
 /// Settlement state of a trade.

@@ -339,7 +339,7 @@ impl CoreObserver for EffectRecorder<'_> {
                     finalized: known.finalized,
                 });
             }
-            Command::Bust(c) => self.push(Effect::Bust(c.trade)),
+            Command::Bust(c) => self.push(Effect::Bust(*c)),
             Command::SetOrderBounds(c) => self.names.note_member_change(c.of),
             Command::SetMemberGroup(c) => {
                 self.names.note_member_change(BoundsOf::User(c.user));

@@ -115,6 +115,7 @@ fn person_or_service(caller: Caller, headers: &HeaderMap) -> Caller {
     match Approved::read(headers).filter(|_| is_approvals) {
         Some(approved) => Caller {
             subject: approved.subject(),
+            approval: Some(approved),
             ..caller
         },
         None => caller,
@@ -153,23 +154,27 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
             subject: id.to_owned(),
             user_id: Some(id.to_owned()),
             roles,
+            approval: None,
         }),
         Some(name) if !needs_user && is_person_name(name) && !roles.contains(Role::Service) => {
             Some(Caller {
                 subject: name.to_owned(),
                 user_id: None,
                 roles,
+                approval: None,
             })
         }
         Some(APPROVALS) if roles == Roles::of(&[Role::Service]) => Some(Caller {
             subject: APPROVALS.to_owned(),
             user_id: None,
             roles,
+            approval: None,
         }),
         None if !needs_user => Some(Caller {
             subject: names.to_owned(),
             user_id: None,
             roles,
+            approval: None,
         }),
         _ => None,
     }
@@ -306,7 +311,11 @@ mod tests {
             approved.write(&mut headers).unwrap();
             let path = "/dfa.market.v1.MarketService/SetTradingPhase";
             let caller = auth.decide(&Method::POST, path, &headers).unwrap();
-            caller.expect("a caller").subject
+            let caller = caller.expect("a caller");
+            // An approved call is no act of the service that makes it.
+            let is_named = caller.approval == Some(approved);
+            assert_eq!(is_named, caller.is_service() && !caller.acts_by_itself());
+            caller.subject
         };
         assert_eq!(
             subject("sandbox.service.approvals"),

@@ -7,7 +7,7 @@ use axum::extract::FromRequestParts;
 use http::request::Parts;
 use tonic::Status;
 
-use crate::{json::HttpError, status};
+use crate::{Approved, json::HttpError, status};
 
 /// One role of D32. `Auditor` reads everything and changes nothing; `Service` is a platform
 /// service.
@@ -130,6 +130,8 @@ pub struct Caller {
     /// In a handler, only the credential's roles that admit the called method: a read-only role
     /// never widens a write.
     pub roles: Roles,
+    /// The persons of an approved call that the approvals service makes.
+    pub approval: Option<Approved>,
 }
 
 impl Caller {
@@ -154,6 +156,12 @@ impl Caller {
     /// for a credential with no other role.
     pub fn is_service(&self) -> bool {
         self.roles.contains(Role::Service)
+    }
+
+    /// True for a platform service that acts by itself: not for an approved call, which is the act
+    /// of two persons.
+    pub fn acts_by_itself(&self) -> bool {
+        self.is_service() && self.approval.is_none()
     }
 
     /// The named person of a credential, able to request and approve calls (D32). `None` for a
@@ -230,6 +238,7 @@ mod tests {
             subject: "test".into(),
             user_id: user_id.map(Into::into),
             roles: Roles::of(roles),
+            approval: None,
         }
     }
 

@@ -2,6 +2,11 @@
 //!
 //! A part is a component or dependency of the service (`store`, `chain`, `kafka`, `ledger`). A part
 //! without an entry is healthy. Readers see changes at once. Repeating a state notifies no reader.
+//!
+//! A *finding* is a fault in data, not in a component: an open break, a quarantined token.
+//! `/health` shows it as failing. The service still answers, and what must stop is stopped where
+//! the finding is (`design.md` 4), so a finding makes neither `/readyz` nor the gRPC health check
+//! fail: else one break would take every user's market away.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,6 +20,7 @@ pub type Failing = BTreeMap<String, String>;
 pub struct Health {
     name: Arc<str>,
     failing: Arc<watch::Sender<Failing>>,
+    findings: Arc<watch::Sender<Failing>>,
 }
 
 impl Health {
@@ -22,6 +28,7 @@ impl Health {
         Health {
             name: name.into(),
             failing: Arc::new(watch::Sender::new(Failing::new())),
+            findings: Arc::new(watch::Sender::new(Failing::new())),
         }
     }
 
@@ -61,6 +68,36 @@ impl Health {
         }
     }
 
+    /// Reports a finding, or that there is none of this kind. `/health` shows `reason` without
+    /// authentication: no secrets in it.
+    pub fn set_finding(&self, kind: &str, reason: Option<&str>) {
+        self.findings.send_if_modified(|findings| {
+            if findings.get(kind).map(String::as_str) == reason {
+                return false;
+            }
+            match reason {
+                Some(reason) => {
+                    tracing::warn!(service_name = &*self.name, kind, reason, "finding");
+                    findings.insert(kind.to_owned(), reason.to_owned());
+                }
+                None => {
+                    tracing::info!(service_name = &*self.name, kind, "finding cleared");
+                    findings.remove(kind);
+                }
+            }
+            true
+        });
+    }
+
+    /// Findings by kind, with the reason.
+    pub fn findings(&self) -> Failing {
+        self.findings.borrow().clone()
+    }
+
+    pub fn watch_findings(&self) -> watch::Receiver<Failing> {
+        self.findings.subscribe()
+    }
+
     pub fn failing(&self) -> Failing {
         self.failing.borrow().clone()
     }
@@ -88,5 +125,18 @@ mod tests {
         assert_eq!(health.failing()["kafka"], "no broker");
         health.set_ok("kafka");
         assert!(health.failing().is_empty());
+    }
+
+    #[test]
+    fn a_finding_is_no_failing_part() {
+        let health = Health::new("cfa");
+        let mut seen = health.watch();
+        seen.mark_unchanged();
+        health.set_finding("breaks", Some("BOND-1: 1"));
+        assert!(!seen.has_changed().unwrap());
+        assert!(health.failing().is_empty());
+        assert_eq!(health.findings()["breaks"], "BOND-1: 1");
+        health.set_finding("breaks", None);
+        assert!(health.findings().is_empty());
     }
 }

@@ -6,13 +6,14 @@
 //! bounded ([`Limits`], [`connections`]), and so are the calls of each caller ([`rates`]). A
 //! service can make a call of another one without its generated types ([`forward`]). Errors share
 //! one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one paging
-//! ([`page`], D04).
+//! ([`page`], D04), audit records one form ([`audit`], D34).
 //!
 //! Architecture invariants: handlers are written once, against tonic. There is no business rule
 //! here. Only `connect/` names the `connectrpc` crate.
 
 pub mod access;
 mod approved;
+pub mod audit;
 pub mod caller;
 pub mod channel;
 mod checked_body;

@@ -41,7 +41,7 @@ const CALLERS_MAX: usize = 16_384;
 
 /// Calls that reduce their caller's risk, and calls by which staff freezes, blocks and halts at
 /// once (`design.md` 10). Lifting a freeze, block or halt by the same call needs an approval.
-const REDUCING: [&str; 10] = [
+const REDUCING: [&str; 11] = [
     "/dfa.market.v1.MarketService/CancelOrder",
     "/dfa.market.v1.MarketService/MassCancel",
     "/dfa.market.v1.MarketService/SetKillSwitch",
@@ -50,6 +50,7 @@ const REDUCING: [&str; 10] = [
     "/dfa.ledger.v1.LedgerService/SetSubAccountStatus",
     "/dfa.identity.v1.IdentityService/BlockUser",
     "/dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
+    "/dfa.cfa.v1.CfaRegistryService/FreezeUnits",
     "/dfa.cfa.v1.CfaRegistryService/CancelSubscription",
     "/dfa.cfa.v1.CfaRegistryService/CancelOffer",
 ];
@@ -284,6 +285,7 @@ mod tests {
             subject: subject.to_owned(),
             user_id: is_user.then(|| subject.to_owned()),
             roles: Roles::of(roles),
+            approval: None,
         });
         request
     }

@@ -54,6 +54,16 @@ const DUTY: &[Role] = &[Operator, Compliance, Service];
 const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
 const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
 const ISSUE: &[Role] = &[Issuer, Operator, Service];
+/// Staff, and issuers for their own issues.
+const REGISTER: &[Role] = &[
+    Issuer,
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+];
 const SERVICE_ONLY: &[Role] = &[Service];
 /// Staff with a role that changes something. Services neither request nor approve.
 const PERSONS: &[Role] = &[Operator, Treasury, Compliance, MarketSupervisor];
@@ -91,6 +101,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("RemoveVelocityLimit", DUTY),
             ("ListVelocityLimits", STAFF),
             ("ListAuditRecords", STAFF),
+            ("GetChainHead", STAFF),
         ],
     ),
     (
@@ -99,6 +110,9 @@ const TABLE: &[(&str, Rows)] = &[
             ("RegisterInstrument", ISSUE),
             ("GetInstrument", EVERYONE),
             ("ListInstruments", EVERYONE),
+            ("SignIssueDecision", ISSUE),
+            ("ActivateInstrument", OPERATE),
+            ("GetIssueDecision", EVERYONE),
             ("UpdateInstrument", ISSUE),
             ("IssueCfaRub", MONEY),
             (
@@ -108,6 +122,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("Subscribe", &[Investor, Trader, Issuer]),
             ("CancelSubscription", &[Investor, Trader, Issuer, Operator]),
             ("ListSubscriptions", EVERYONE),
+            ("ClosePlacement", ISSUE),
             ("IssueInvestmentCfa", ISSUE),
             ("OfferUnits", &[Investor, Trader, Issuer]),
             ("CancelOffer", &[Investor, Trader, Issuer, Operator]),
@@ -118,18 +133,16 @@ const TABLE: &[(&str, Rows)] = &[
             ("TransferCfa", &[Investor, Trader, Issuer, Service]),
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),
+            ("ListHolders", REGISTER),
             (
-                "ListHolders",
-                &[
-                    Issuer,
-                    Operator,
-                    Treasury,
-                    Compliance,
-                    MarketSupervisor,
-                    Auditor,
-                    Service,
-                ],
+                "IssueExtract",
+                &[Investor, Trader, Issuer, Operator, Compliance, Service],
             ),
+            ("ListChainBalances", STAFF),
+            ("ListChainBreaks", STAFF),
+            ("AcceptChainBreak", DUTY),
+            ("LiftQuarantine", DUTY),
+            ("ListAnchors", STAFF),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
@@ -139,6 +152,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("FinalizeRedemption", OPERATE),
             ("ListSuspendedDeposits", STAFF),
             ("ResolveSuspendedDeposit", MONEY),
+            ("FreezeUnits", DUTY),
+            ("LiftFreeze", DUTY),
+            ("ForceTransfer", DUTY),
+            ("ListEnforcementActs", STAFF),
             ("SetRedemptionBlock", DUTY),
             ("RefundRedemption", &[Compliance, Service]),
         ],
@@ -159,8 +176,11 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetPayout", EVERYONE),
             ("ListPayouts", EVERYONE),
             ("ListReceipts", STAFF),
+            ("AssignReceipt", MONEY),
+            ("RefundReceipt", MONEY),
             ("Reconcile", MONEY),
             ("GetLatestReport", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -213,6 +233,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetLimit", DUTY),
             ("BlockUser", DUTY),
             ("UnblockUser", DUTY),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -243,6 +264,8 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListBreaks", STAFF),
             ("RetrySettlement", SUPERVISE),
             ("BustTrade", SUPERVISE),
+            ("ListCases", STAFF),
+            ("CloseCase", SUPERVISE),
         ],
     ),
     (
@@ -255,6 +278,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetFault", OPERATE),
             ("GetBankBalance", STAFF),
             ("ListTransfers", STAFF),
+            ("SignDocument", REGISTER),
         ],
     ),
 ];
@@ -296,6 +320,29 @@ pub const APPROVALS: &[Approval] = &[
         When::Partly,
         &[Operator, Compliance],
     ),
+    // To adopt an existing token.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
+        When::Partly,
+        &[Operator],
+    ),
+    // The publication of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ActivateInstrument",
+        When::Always,
+        &[Operator],
+    ),
+    // Enforcement: a freeze takes one person.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftFreeze",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/ForceTransfer",
+        When::Always,
+        &[Operator, Compliance],
+    ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(
         "dfa.cfa.v1.CfaRegistryService/IssueCfaRub",
@@ -312,6 +359,18 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/SetRedemptionBlock",
         When::Partly,
         &[Compliance],
+    ),
+    // A difference between chain and ledger counts as none.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/AcceptChainBreak",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    // The registry continues with the chain's balances.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/LiftQuarantine",
+        When::Always,
+        &[Operator, Compliance],
     ),
     approved(
         "dfa.payments.v1.PaymentsService/CancelPayout",
@@ -344,6 +403,78 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.identity.v1.IdentityService/UnblockUser",
         When::Always,
         &[Operator, Compliance],
+    ),
+    // Received money, bank accounts and limits, and what undoes operations.
+    approved(
+        "dfa.payments.v1.PaymentsService/AssignReceipt",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    approved(
+        "dfa.payments.v1.PaymentsService/RefundReceipt",
+        When::Always,
+        &[Operator, Treasury],
+    ),
+    // To change the bank account of a user who has one, to end a mark as sanctioned, and to make a
+    // user a qualified investor.
+    approved(
+        "dfa.identity.v1.IdentityService/UpdateUser",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    // To allow what the limit refuses.
+    approved(
+        "dfa.ledger.v1.LedgerService/SetVelocityLimit",
+        When::Partly,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/RemoveVelocityLimit",
+        When::Always,
+        &[Operator, Compliance],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/ReverseOperation",
+        When::Always,
+        &[Operator],
+    ),
+    // To move money or units by hand.
+    approved(
+        "dfa.ledger.v1.LedgerService/CreateOperation",
+        When::Always,
+        &[Operator],
+    ),
+    approved(
+        "dfa.ledger.v1.LedgerService/ConsumeHold",
+        When::Always,
+        &[Operator],
+    ),
+    // To end the halt of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
+        When::Partly,
+        &[Operator],
+    ),
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/RefundRedemption",
+        When::Always,
+        &[Compliance],
+    ),
+    approved(
+        "dfa.settlement.v1.SettlementService/BustTrade",
+        When::Always,
+        &[Operator, MarketSupervisor],
+    ),
+    // To allow what the present bounds of the user or group refuse.
+    approved(
+        "dfa.market.v1.MarketService/SetMemberBounds",
+        When::Partly,
+        &[Operator, MarketSupervisor],
+    ),
+    approved(
+        "dfa.market.v1.MarketService/SetMemberGroup",
+        When::Partly,
+        &[Operator, MarketSupervisor],
     ),
 ];
 

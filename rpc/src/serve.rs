@@ -539,12 +539,16 @@ where
 
 /// `/health`, `/livez`, `/readyz`, `/metrics` (D41).
 fn operations(healths: Vec<Health>, metrics: MetricsHandle, shutdown: CancellationToken) -> Router {
-    let health = move || {
+    let health = move |with_findings: bool| {
         let failing: Vec<_> = healths
             .iter()
             .flat_map(|health| {
                 let service = health.name().to_owned();
-                health.failing().into_iter().map(move |(part, reason)| {
+                let mut parts: Vec<_> = health.failing().into_iter().collect();
+                if with_findings {
+                    parts.extend(health.findings());
+                }
+                parts.into_iter().map(move |(part, reason)| {
                     serde_json::json!({ "service": service, "part": part, "reason": reason })
                 })
             })
@@ -561,14 +565,14 @@ fn operations(healths: Vec<Health>, metrics: MetricsHandle, shutdown: Cancellati
             let body = serde_json::json!({ "status": "stopping" });
             return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
         }
-        ready()
+        ready(false)
     };
     let render = move || {
         let headers = [("content-type", "text/plain; version=0.0.4; charset=utf-8")];
         (headers, metrics.render()).into_response()
     };
     Router::new()
-        .route("/health", get(async move || health()))
+        .route("/health", get(async move || health(true)))
         .route("/readyz", get(async move || ready()))
         .route(
             "/livez",

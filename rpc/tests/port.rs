@@ -270,6 +270,19 @@ async fn r261_health_is_ok_or_names_the_failing_part() {
     while in_time(watch.message()).await.unwrap().unwrap().status == serving {}
     port.bank.health.set_ok("kafka");
     assert_eq!(port.get("/health").await.status(), StatusCode::OK);
+
+    // A finding in the data takes no port out of service.
+    while in_time(watch.message()).await.unwrap().unwrap().status != serving {}
+    port.bank.health.set_finding("breaks", Some("BOND-1: 1"));
+    let answer = port.get("/health").await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        answer.json::<Value>().await.unwrap()["failing"],
+        json!([{"service": "sandbox", "part": "breaks", "reason": "BOND-1: 1"}])
+    );
+    assert_eq!(port.get("/readyz").await.status(), StatusCode::OK);
+    port.bank.health.set_finding("breaks", None);
+    assert_eq!(port.get("/health").await.status(), StatusCode::OK);
 }
 
 async fn scrape(port: &Port) -> BTreeMap<String, Family> {

@@ -4,5 +4,6 @@
 //! faults. A platform with the real services does not run them. Outside tests only `node` depends
 //! on this crate. The development chain is in the crate `chain`.
 
+mod api;
 pub mod bank;
 pub mod identity;

@@ -76,6 +76,26 @@ pub struct Holder {
     pub balance: Decimal,
 }
 
+/// A holder of the registry, with the balance that the chain has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainBalance {
+    /// Empty for an address without a user.
+    pub user_id: String,
+    pub address: String,
+    pub on_chain: Decimal,
+    pub in_registry: Decimal,
+}
+
+/// An anchor of the ledger on the chain. Call data in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    pub number: u64,
+    pub tx_hash: String,
+    pub data: String,
+    /// Empty: the transaction is not final.
+    pub on_chain: String,
+}
+
 /// A token transfer in the chain's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainTransfer {
@@ -214,6 +234,63 @@ impl CfaClient {
                     })
                 });
                 Ok((holders.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// Holders of an instrument in the registry, with their balances on the chain. `on_page`
+    /// receives the number of rows of each page.
+    #[boxed]
+    pub async fn chain_balances(
+        &self,
+        context: &Context,
+        instrument_id: &str,
+        on_page: &(dyn Fn(usize) + Sync),
+    ) -> Answer<Vec<ChainBalance>> {
+        all_pages(|pagination| {
+            let request = pb::ListChainBalancesRequest {
+                context: self.peer.context(context),
+                instrument_id: instrument_id.to_owned(),
+                pagination,
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_chain_balances)).await?;
+                on_page(page.balances.len());
+                let balances = page.balances.into_iter().map(|balance| {
+                    let on_chain = number(balance.on_chain.as_ref());
+                    let registered = number_or_zero(balance.in_registry.as_ref());
+                    let malformed = |what| self.peer.malformed_response(what);
+                    Ok(ChainBalance {
+                        on_chain: on_chain.map_err(malformed)?,
+                        in_registry: registered.map_err(malformed)?,
+                        user_id: balance.user_id,
+                        address: balance.address,
+                    })
+                });
+                Ok((balances.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// All anchors of the ledger, newest first.
+    #[boxed]
+    pub async fn anchors(&self, context: &Context) -> Answer<Vec<Anchor>> {
+        all_pages(|pagination| {
+            let request = pb::ListAnchorsRequest {
+                context: self.peer.context(context),
+                pagination,
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_anchors)).await?;
+                let anchors = page.anchors.into_iter().map(|anchor| Anchor {
+                    number: anchor.number,
+                    tx_hash: anchor.tx_hash,
+                    data: anchor.data,
+                    on_chain: anchor.on_chain,
+                });
+                Ok((anchors.collect(), page.pagination))
             }
         })
         .await

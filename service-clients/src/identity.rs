@@ -26,10 +26,12 @@ pub struct Profile {
     /// KYC level is STANDARD or higher (D08: an ordered level).
     pub is_standard: bool,
     pub is_blocked: bool,
+    /// A qualified investor: buys without a yearly limit (F35).
+    pub is_qualified: bool,
     pub bank_account: String,
 }
 
-/// A user's daily limit, in kopecks.
+/// A user's limit per period, in kopecks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DayLimit {
     pub limit: Minor,
@@ -56,6 +58,7 @@ impl IdentityClient {
         Ok(Profile {
             is_standard: profile.kyc_status >= i32::from(KycStatus::Standard),
             is_blocked: profile.status() == UserStatus::Blocked,
+            is_qualified: profile.qualified_investor,
             bank_account: profile.bank_account,
         })
     }
@@ -110,12 +113,18 @@ impl IdentityClient {
         Ok((!answer.allowed).then(|| text_or(reason, LIMIT_EXCEEDED)))
     }
 
-    /// Confirms an operation's reservation. Its amount counts as used.
+    /// Confirms an operation's reservation. `used` of its amount counts as used, `None`: all of it.
     #[boxed]
-    pub async fn confirm_limit(&self, context: &Context, operation_id: &str) -> Answer<()> {
+    pub async fn confirm_limit(
+        &self,
+        context: &Context,
+        operation_id: &str,
+        used: Option<Minor>,
+    ) -> Answer<()> {
         let request = ConfirmLimitRequest {
             context: self.peer.keyed(context, &format!("{operation_id}:confirm")),
             reservation_id: operation_id.to_owned(),
+            amount: used.map(|used| to_money(used.0)),
         };
         self.peer.send(request, call!(confirm_limit)).await
     }
@@ -138,6 +147,27 @@ impl IdentityClient {
         user_id: &str,
         limit: LimitType,
     ) -> Answer<DayLimit> {
+        Ok(self
+            .limit(context, user_id, limit)
+            .await?
+            .unwrap_or_default())
+    }
+
+    /// What is left of the user's limit for purchases of the year, in kopecks (F35). `None`: no
+    /// such limit applies to the user.
+    #[boxed]
+    pub async fn purchases_left(&self, context: &Context, user_id: &str) -> Answer<Option<Minor>> {
+        let limit = self.limit(context, user_id, LimitType::Investment).await?;
+        Ok(limit.map(|limit| limit.left))
+    }
+
+    #[boxed]
+    async fn limit(
+        &self,
+        context: &Context,
+        user_id: &str,
+        limit: LimitType,
+    ) -> Answer<Option<DayLimit>> {
         let request = GetLimitsRequest {
             context: self.peer.context(context),
             user_id: user_id.to_owned(),
@@ -147,7 +177,7 @@ impl IdentityClient {
             .into_iter()
             .find(|named| named.limit_type == limit.code());
         let Some(named) = named else {
-            return Ok(DayLimit::default());
+            return Ok(None);
         };
         let kopecks = |money: Option<common::Money>| {
             let amount = money.and_then(|money| money.amount);
@@ -158,10 +188,10 @@ impl IdentityClient {
                 .ok_or_else(|| self.peer.malformed_response("limit is not an amount"))
         };
         let (limit, used) = (kopecks(named.daily_limit)?, kopecks(named.used_today)?);
-        Ok(DayLimit {
+        Ok(Some(DayLimit {
             limit: Minor(limit),
             left: Minor(limit.saturating_sub(used).max(0)),
-        })
+        }))
     }
 
     /// Screens a user and a payload against the sanctions lists. Returns the reason of a hit.

@@ -62,6 +62,17 @@ pub struct SubAccount {
     pub instrument_id: String,
     pub balance: Decimal,
     pub held: Decimal,
+    /// Credited by operations that are not final.
+    pub unsettled: Decimal,
+}
+
+/// The last block of the audit chain and the last audit record. Hashes in hex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainHead {
+    pub block: u64,
+    pub hash: String,
+    pub record: u64,
+    pub record_hash: String,
 }
 
 /// Remaining amount and destination of an active hold.
@@ -295,6 +306,29 @@ impl LedgerClient {
         Err(error)
     }
 
+    /// Freezes a sub-account, or makes it active again, once per key.
+    #[boxed]
+    pub async fn set_frozen(
+        &self,
+        context: &Context,
+        key: &str,
+        subaccount_id: &str,
+        is_frozen: bool,
+        reason: &str,
+    ) -> Answer<()> {
+        let status = match is_frozen {
+            true => pb::SubAccountStatus::Frozen,
+            false => pb::SubAccountStatus::Active,
+        };
+        let request = pb::SetSubAccountStatusRequest {
+            context: self.peer.keyed(context, key),
+            subaccount_id: subaccount_id.to_owned(),
+            status: status.into(),
+            reason: reason.to_owned(),
+        };
+        self.peer.send(request, call!(set_sub_account_status)).await
+    }
+
     /// A hold; `None` for an unknown id.
     #[boxed]
     pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {
@@ -338,6 +372,35 @@ impl LedgerClient {
         .await
     }
 
+    /// The owner's active holds on a sub-account. Skips holds whose id is not a UUID.
+    #[boxed]
+    pub async fn active_holds_of(
+        &self,
+        context: &Context,
+        subaccount_id: &str,
+        owner: &str,
+    ) -> Answer<Vec<Hold>> {
+        all_pages(|pagination| {
+            let request = pb::ListHoldsRequest {
+                context: self.peer.context(context),
+                subaccount_id: subaccount_id.to_owned(),
+                status: pb::HoldStatus::Active.into(),
+                owner: owner.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_holds)).await?;
+                let holds = page.holds.into_iter();
+                let holds = holds
+                    .filter(|hold| Id128::parse(&hold.hold_id).is_some())
+                    .map(|hold| self.read_hold(Some(hold)));
+                Ok((holds.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
     /// All sub-accounts of an instrument, or of all instruments if `instrument_id` is empty.
     /// `on_page` receives the number of rows of each page.
     #[boxed]
@@ -357,6 +420,43 @@ impl LedgerClient {
             async move {
                 let page = self.peer.call(request, call!(list_sub_accounts)).await?;
                 on_page(page.subaccounts.len());
+                Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// The ends of the audit chains.
+    #[boxed]
+    pub async fn chain_head(&self, context: &Context) -> Answer<ChainHead> {
+        let request = pb::GetChainHeadRequest {
+            context: self.peer.context(context),
+        };
+        let head = self.peer.call(request, call!(get_chain_head)).await?;
+        Ok(ChainHead {
+            block: head.block,
+            hash: head.hash,
+            record: head.record,
+            record_hash: head.record_hash,
+        })
+    }
+
+    /// All sub-accounts of a user.
+    #[boxed]
+    pub async fn sub_accounts_of_user(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Answer<Vec<SubAccount>> {
+        all_pages(|pagination| {
+            let request = pb::ListSubAccountsRequest {
+                context: self.peer.context(context),
+                user_id: user_id.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_sub_accounts)).await?;
                 Ok((self.read_sub_accounts(page.subaccounts)?, page.pagination))
             }
         })
@@ -392,6 +492,7 @@ impl LedgerClient {
             Ok(SubAccount {
                 balance: self.read_or_zero(row.balance.as_ref())?,
                 held: self.read_or_zero(row.held.as_ref())?,
+                unsettled: self.read_or_zero(row.unsettled.as_ref())?,
                 subaccount_id: row.subaccount_id,
                 instrument_id: row.instrument_id,
             })

@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `audit` | the chain of audit records |
 //! | `backoff` | pauses between attempts |
 //! | `clock` | the clock shared by all services of a process, or a manual one |
 //! | `discipline` | the state machine that derives platform time from the machine's clocks |
@@ -12,6 +13,7 @@
 //! Architecture invariants: no money, no contract, no store. Cores receive time as input and never
 //! read this clock.
 
+pub mod audit;
 pub mod backoff;
 pub mod clock;
 pub mod discipline;

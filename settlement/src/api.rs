@@ -1,7 +1,7 @@
 //! `SettlementService`: status, batches and differences for operators, retry and bust.
 
 use proto::checks::{ID_BYTES_MAX, id_problem};
-use proto::convert::{to_decimal_minor, to_timestamp_us};
+use proto::convert::{to_decimal, to_decimal_minor, to_timestamp_us};
 use proto::settlement::v1 as pb;
 use proto::settlement::v1::settlement_service_server::{
     SettlementService, SettlementServiceServer,
@@ -13,15 +13,16 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use types::Id128;
 
-use crate::repo::{BreakFilter, BreakRow, StoreError};
+use crate::repo::{BreakFilter, BreakRow, Case, StoreError};
 use crate::run::{BustRefusal, OpenBatch, Operators, WaitingStep};
 use crate::saga::State;
 
 /// Largest page of batches: each has up to 500 trades.
 const BATCHES_MAX: i32 = 20;
-/// Longest reason of a bust, which becomes part of the reason of the reversals.
+/// Longest reason of a bust, which becomes part of the reason of the reversals, and longest note of
+/// a case.
 const REASON_BYTES_MAX: usize = 512;
-/// Role that resolves a difference.
+/// Role that resolves a difference and closes a case.
 const OWNER: &str = "operator";
 
 struct Api {
@@ -76,7 +77,61 @@ impl SettlementService for Api {
             breaks_open: found.breaks_open as u64,
             oldest_break_at: found.oldest_break_at_us.map(to_timestamp_us),
             waiting: found.waiting.into_iter().map(waiting_step).collect(),
+            cases_open: found.cases_open,
         }))
+    }
+
+    async fn list_cases(
+        &self,
+        request: Request<pb::ListCasesRequest>,
+    ) -> Result<Response<pb::ListCasesResponse>, Status> {
+        let request = request.into_inner();
+        let is_open = match request.state() {
+            pb::CaseState::Unspecified => None,
+            pb::CaseState::Open => Some(true),
+            pb::CaseState::Closed => Some(false),
+        };
+        let hash = page::filter_hash(&[&request.state.to_string()]);
+        rpc::context::record_read_context(request.context);
+        let page = page::parse(request.pagination, hash)?;
+        let found = self
+            .operators
+            .cases(is_open, page.bound(), page.rows_limit());
+        let mut found = found.await.map_err(failed)?;
+        let pagination = page.finish(&mut found, |case| Key {
+            created_us: case.opened_at_us,
+            id: case.trade.trade_id.to_string(),
+        });
+        Ok(Response::new(pb::ListCasesResponse {
+            cases: found.into_iter().map(case).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn close_case(
+        &self,
+        request: Request<pb::CloseCaseRequest>,
+    ) -> Result<Response<pb::CloseCaseResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut request = request.into_inner();
+        let context = rpc::context::write(request.context.take())?;
+        let digest = rpc::context::digest(&request);
+        let trade_id = trade_id(&request.trade_id)?;
+        check_text("note", &request.note)?;
+        let operators = &self.operators;
+        let closed = operators.close_case(trade_id, &caller.subject, &request.note, digest);
+        let Some((found, is_repeat)) = closed.await.map_err(failed)? else {
+            let text = "Trade has no case";
+            return Err(status::not_found("CASE_NOT_FOUND", text));
+        };
+        let stored = found.closed.as_ref().map(|closed| closed.digest);
+        if stored != Some(digest) {
+            rpc::context::note_difference("CloseCase", &context.idempotency_key);
+        }
+        let answer = pb::CloseCaseResponse {
+            case: Some(case(found)),
+        };
+        Ok(rpc::context::answered(answer, is_repeat))
     }
 
     async fn list_batches(
@@ -180,13 +235,8 @@ impl SettlementService for Api {
         let mut request = request.into_inner();
         let context = rpc::context::write(request.context.take())?;
         let digest = rpc::context::digest(&request);
-        let Some(trade_id) = Id128::parse(&request.trade_id) else {
-            return Err(status::invalid_argument("trade_id", "must be a trade's id"));
-        };
-        if request.reason.trim().is_empty() || request.reason.len() > REASON_BYTES_MAX {
-            let problem = format!("must have 1 to {REASON_BYTES_MAX} bytes");
-            return Err(status::invalid_argument("reason", problem));
-        }
+        let trade_id = trade_id(&request.trade_id)?;
+        check_text("reason", &request.reason)?;
         let operators = &self.operators;
         let done = operators.bust(trade_id, &caller.subject, &request.reason, digest);
         let (batch_id, earlier) = done.await.map_err(failed)?.map_err(refused)?;
@@ -195,6 +245,46 @@ impl SettlementService for Api {
         }
         let answer = pb::BustTradeResponse { batch_id };
         Ok(rpc::context::answered(answer, earlier.is_some()))
+    }
+}
+
+fn trade_id(text: &str) -> Result<Id128, Status> {
+    Id128::parse(text).ok_or_else(|| status::invalid_argument("trade_id", "must be a trade's id"))
+}
+
+fn check_text(field: &'static str, text: &str) -> Result<(), Status> {
+    if text.trim().is_empty() || text.len() > REASON_BYTES_MAX {
+        let problem = format!("must have 1 to {REASON_BYTES_MAX} bytes");
+        return Err(status::invalid_argument(field, problem));
+    }
+    Ok(())
+}
+
+fn case(of: Case) -> pb::Case {
+    let state = match of.closed {
+        None => pb::CaseState::Open,
+        Some(_) => pb::CaseState::Closed,
+    };
+    let (closed_at_us, closed_by, note) = match of.closed {
+        None => (None, String::new(), String::new()),
+        Some(closed) => (Some(closed.at_us), closed.by, closed.note),
+    };
+    pb::Case {
+        trade_id: of.trade.trade_id.to_string(),
+        batch_id: of.batch_id,
+        instrument_id: of.trade.instrument_id,
+        buyer_id: of.trade.buyer_id,
+        seller_id: of.trade.seller_id,
+        quantity: Some(to_decimal(of.trade.quantity)),
+        payment: Some(to_decimal(of.trade.payment)),
+        fee: Some(to_decimal(of.trade.fee)),
+        reason: of.trade.reason,
+        state: state.into(),
+        owner: OWNER.to_owned(),
+        opened_at: Some(to_timestamp_us(of.opened_at_us)),
+        closed_at: closed_at_us.map(to_timestamp_us),
+        closed_by,
+        note,
     }
 }
 

@@ -6,3 +6,5 @@ pub const SEALED: &str = "settlement.sealed";
 pub const POSTED: &str = "settlement.posted";
 pub const SUBMITTED: &str = "settlement.submitted";
 pub const FINALIZED: &str = "settlement.finalized";
+/// The operations of bust trades are reversed.
+pub const BUSTED: &str = "settlement.busted";

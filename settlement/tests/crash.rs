@@ -6,11 +6,16 @@ mod world;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proto::common::v1::OperationStatus;
 use types::Event;
 use world::services::{Platform, config};
 use world::{CHILD_FOLDER, Market, killed_at, node};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// File in the folder: the chain leaves out trades with the number [`LEFT_OUT`] in every attempt.
+const REFUSES: &str = "refuses";
+const LEFT_OUT: u64 = 2;
 
 fn market() -> Market {
     let mut market = Market::new(11);
@@ -32,6 +37,9 @@ async fn run(folder: &std::path::Path) -> Platform {
         Platform::start(folder, settings, &market.records).await
     } else {
         let mut platform = Platform::start(folder, settings, &[]).await;
+        if folder.join(REFUSES).exists() {
+            platform.chain.left_out.lock().unwrap().insert(LEFT_OUT);
+        }
         platform.fund(&market).await;
         std::fs::write(&funded, "").unwrap();
         platform.feed(&market.records);
@@ -82,4 +90,45 @@ async fn r186_killed_between_any_two_steps_every_trade_is_settled_once() {
         platform.assert_agrees(&market).await;
         platform.stop().await;
     }
+}
+
+// rows: R186 R190
+#[tokio::test]
+async fn r190_killed_after_its_operations_are_reversed_a_trade_is_bust_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(REFUSES), "").unwrap();
+    killed_at("settlement.busted:1", folder.path());
+    let market = market();
+    let mut platform = run(folder.path()).await;
+    // A bust is journalled before a final position that includes it.
+    platform.reported(market.position()).await;
+    let moved = platform.chain.moved();
+    let events = market.records.iter().flat_map(|record| &record.events);
+    let mut bust = 0;
+    for event in events {
+        if !matches!(event.event, Event::Trade(_)) {
+            continue;
+        }
+        let id = event.trade_uuid(node()).to_string();
+        let (operation, _) = platform.operation(&id).await.expect("posted");
+        match moved.get(&id) {
+            Some(count) => {
+                assert_eq!(*count, 1, "trade {id}");
+                assert_eq!(operation.status(), OperationStatus::Finalized, "trade {id}");
+            }
+            None => {
+                bust += 1;
+                assert_eq!(operation.status(), OperationStatus::Failed, "trade {id}");
+                assert!(platform.is_bust(&id), "trade {id} is journalled as bust");
+            }
+        }
+    }
+    // At least the trade of the batch at which the process was killed.
+    assert!(bust > 0);
+    let (mut operators, slot) = platform.operators();
+    let cases = operators.list_cases(proto::settlement::v1::ListCasesRequest::default());
+    assert_eq!(cases.await.unwrap().into_inner().cases.len(), bust);
+    drop(slot);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
 }

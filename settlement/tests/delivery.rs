@@ -72,6 +72,7 @@ struct Services {
     ledger: rpc::Channel,
     cfa: rpc::Channel,
     identity: rpc::Channel,
+    ca: sandbox::bank::Ca,
     payments: Arc<testkit::ServiceDoubles>,
     token: CancellationToken,
     _slots: Vec<rpc::LocalSlot>,
@@ -132,8 +133,11 @@ impl Services {
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
+        let keys = folder.join("keys");
+        let ca = sandbox::bank::Ca::open(&keys).unwrap();
         let cfa_config = cfa::CfaConfig {
             data_dir: folder.join("cfa"),
+            ca_file: Some(keys.join("ca.pem")),
             ..Default::default()
         };
         let cfa = cfa::start(cfa_config, cfa_deps, token.clone())
@@ -144,6 +148,7 @@ impl Services {
             ledger: channel(0),
             cfa: channel(2),
             identity: channel(1),
+            ca,
             payments,
             token,
             _slots: slots,
@@ -177,6 +182,26 @@ impl Services {
                 issuer_id: "issuer-1".into(),
                 currency_code: "RUB".into(),
                 ..Default::default()
+            })
+            .await
+            .unwrap();
+            // A document decides on one issue.
+            let document = [u8::try_from(ix).unwrap(); 32];
+            let document_hash = format!("{ix:02x}").repeat(32);
+            let signature = self.ca.sign("issuer-1", &document).unwrap();
+            cfa.sign_issue_decision(cfa_wire::SignIssueDecisionRequest {
+                context: context(&format!("sign-{ix}")),
+                instrument_id: spec.id.to_string(),
+                document_hash: document_hash.clone(),
+                signature: signature.into(),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+            cfa.activate_instrument(cfa_wire::ActivateInstrumentRequest {
+                context: context(&format!("activate-{ix}")),
+                instrument_id: spec.id.to_string(),
+                document_hash,
             })
             .await
             .unwrap();

@@ -357,7 +357,7 @@ async fn batches(folder: &Path) -> i64 {
 async fn batches_fill_up_while_the_chain_is_busy() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = config(folder.path());
-    (settings.chain_batches_max, settings.wait_ms) = (1, 400);
+    (settings.chain_busy_batches, settings.wait_ms) = (1, 400);
     (settings.batch_trades_max, settings.batch_rows_max) = (250, 5_000);
     let wait = Duration::from_millis(settings.wait_ms);
     let mut platform = Platform::start(folder.path(), settings, &[]).await;

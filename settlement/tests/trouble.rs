@@ -10,11 +10,14 @@ use std::time::Duration;
 use proto::common::v1::OperationStatus;
 use proto::ledger::v1 as wire;
 use proto::settlement::v1 as pb;
+use proto::settlement::v1::settlement_service_client::SettlementServiceClient;
 use settlement::Suspension;
 use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
 use world::services::{Platform, config, context, journal_of_busy_engines, store};
 use world::{Market, in_time, node};
+
+type Client = SettlementServiceClient<rpc::Channel>;
 
 /// Generous for slow machines; no test measures it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -118,7 +121,7 @@ async fn breaks(
 
 /// Asserts that the health names the only open difference, and that operators see it.
 async fn listed_break(platform: &Platform, hold_id: &str) {
-    let failing = platform.settlement.health().failing();
+    let failing = platform.settlement.health().findings();
     assert!(
         failing["settlement-breaks"].contains(hold_id),
         "{failing:?}"
@@ -155,6 +158,149 @@ async fn listed_break(platform: &Platform, hold_id: &str) {
     operators.retry_settlement(retry(hold_id)).await.unwrap();
     let unknown = operators.retry_settlement(retry("nothing")).await;
     assert_eq!(unknown.unwrap_err().code(), tonic::Code::NotFound);
+}
+
+/// The only case is that of this trade; an operator closes it, once.
+async fn settle_the_case(operators: &mut Client, trade_id: &str, batch_id: &str) {
+    let listed = async |operators: &mut Client, state: pb::CaseState| {
+        let request = pb::ListCasesRequest {
+            state: state.into(),
+            ..Default::default()
+        };
+        let listed = operators.list_cases(request).await.unwrap();
+        listed.into_inner().cases
+    };
+    let open = listed(operators, pb::CaseState::Open).await;
+    assert_eq!(open.len(), 1);
+    let case = &open[0];
+    assert_eq!(
+        (case.trade_id.as_str(), case.batch_id.as_str()),
+        (trade_id, batch_id)
+    );
+    assert_eq!(
+        (case.buyer_id.as_str(), case.seller_id.as_str()),
+        ("user-0", "user-1")
+    );
+    assert!(case.reason.ends_with("bust by an operator: token is gone"));
+    assert_eq!(
+        (case.state(), case.owner.as_str()),
+        (pb::CaseState::Open, "operator")
+    );
+    let close = |trade_id: &str, note: &str| pb::CloseCaseRequest {
+        context: context("close"),
+        trade_id: trade_id.into(),
+        note: note.into(),
+    };
+    let unknown = close(&Id128::from_u128(1).to_string(), "paid");
+    let unknown = operators.close_case(unknown).await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::NotFound);
+    let closed = operators.close_case(close(trade_id, "paid")).await.unwrap();
+    assert!(closed.metadata().get("idempotent-replayed").is_none());
+    let closed = closed.into_inner().case.unwrap();
+    assert_eq!(
+        (closed.state(), closed.note.as_str()),
+        (pb::CaseState::Closed, "paid")
+    );
+    assert!(!closed.closed_by.is_empty() && closed.closed_at.is_some());
+    // A repeat, also with another note, returns the case as it was closed.
+    let again = operators
+        .close_case(close(trade_id, "other"))
+        .await
+        .unwrap();
+    assert!(again.metadata().get("idempotent-replayed").is_some());
+    assert_eq!(again.into_inner().case.as_ref(), Some(&closed));
+    assert!(listed(operators, pb::CaseState::Open).await.is_empty());
+    assert_eq!(listed(operators, pb::CaseState::Closed).await, [closed]);
+    let status = pb::GetSettlementStatusRequest::default();
+    let status = operators.get_settlement_status(status).await.unwrap();
+    assert_eq!(status.into_inner().cases_open, 0);
+}
+
+// At its bound the queue to the chain holds up nothing. One batch more waits, and the next batches
+// are not sealed.
+#[tokio::test]
+async fn posted_batches_wait_for_the_chain_up_to_a_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    (settings.batch_trades_max, settings.posted_batches_max) = (1, 2);
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    let mut market = Market::new(1);
+    let refused = trade(&mut market, 1, 0);
+    platform
+        .chain
+        .refused_trades
+        .lock()
+        .unwrap()
+        .insert(refused);
+    // The first batch is with the worker, the next two are in the queue.
+    trade(&mut market, 3, 2);
+    trade(&mut market, 1, 2);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let settled = platform.settlement.settled(market.position());
+    in_time("postings of three batches", settled).await;
+    assert_eq!(platform.settlement.stats().batches_pending, 3);
+
+    let fed = market.records.len();
+    let at_bound = market.position();
+    trade(&mut market, 3, 0);
+    trade(&mut market, 1, 0);
+    platform.feed(&market.records[fed..]);
+    until("fourth batch", &platform, || {
+        platform.settlement.stats().batches_pending == 4
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let stats = platform.settlement.stats();
+    assert_eq!(stats.batches_pending, 4, "the fifth is not sealed");
+    assert!(stats.progress.settled < market.position(), "{stats:?}");
+    assert!(stats.progress.settled >= at_bound, "{stats:?}");
+
+    platform.chain.refused_trades.lock().unwrap().clear();
+    drained(&platform, market.position()).await;
+    assert_eq!(platform.settlement.stats().trades_settled, 5);
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn final_batches_are_removed_after_their_retention() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = config(folder.path());
+    let mut market = Market::new(1);
+    let mut platform = Platform::start(folder.path(), settings.clone(), &[]).await;
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.position()).await;
+    platform.stop().await;
+    // Older than the retention by a day.
+    let day_us = 86_400_000_000_i64;
+    let age = day_us * i64::from(settings.final_retention_days + 1);
+    let mut store = store(folder.path()).await;
+    sqlx::query("UPDATE batches SET changed_at_us = changed_at_us - $1 WHERE state = 'FINAL'")
+        .bind(age)
+        .execute(&mut store)
+        .await
+        .unwrap();
+    let platform = Platform::start(folder.path(), settings, &market.records).await;
+    let removed = async {
+        let count = "SELECT COUNT(*) FROM batches";
+        while sqlx::query_scalar::<_, i64>(count)
+            .fetch_one(&mut store)
+            .await
+            .unwrap()
+            > 0
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    in_time("the sweep at the start", removed).await;
+    // Later trades are settled as before.
+    let fed = market.records.len();
+    trade(&mut market, 3, 2);
+    platform.feed(&market.records[fed..]);
+    drained(&platform, market.position()).await;
+    platform.stop().await;
 }
 
 // rows: R186
@@ -240,6 +386,7 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
         .unwrap();
     assert!(again.metadata().get("idempotent-replayed").is_some());
     assert_eq!(again.into_inner().batch_id, batch.batch_id);
+    settle_the_case(&mut operators, &refused, &batch.batch_id).await;
     drop(slot);
     let (operation, _) = platform.operation(&refused).await.unwrap();
     assert_eq!(operation.status(), OperationStatus::Failed);
@@ -317,7 +464,8 @@ async fn a_short_hold_blocks_its_user_in_the_market_but_not_settlement() {
     })
     .await;
     assert!(platform.settlement.breaks().await.unwrap().is_empty());
-    assert!(!is_failing(&platform, "settlement-breaks"));
+    let findings = platform.settlement.health().findings();
+    assert!(!findings.contains_key("settlement-breaks"));
     let cleared = pb::BreakState::Cleared;
     let row = breaks(&platform, "CFA-RUB", cleared, 0).await.remove(0);
     assert_eq!((row.state(), row.cleared_at.is_some()), (cleared, true));

@@ -1,4 +1,4 @@
-//! Test helpers of several crates. A dev-dependency only: no production binary contains it.
+//! Test helpers of several crates. Tests and benchmarks depend on it; no production binary does.
 //!
 //! | file | contents |
 //! |---|---|

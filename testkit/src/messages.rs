@@ -2,6 +2,7 @@
 //! require.
 
 use proto::common::v1::{Decimal, MonetaryAmount, Money, RequestContext};
+use tonic::Request;
 use uuid::Uuid;
 
 /// A unique id.
@@ -17,6 +18,24 @@ pub fn context(key: &str) -> Option<RequestContext> {
         idempotency_key: key.to_owned(),
         ..Default::default()
     })
+}
+
+/// Subject of the caller of an [`approved`] request.
+pub const APPROVED_SUBJECT: &str = "anna, approved by boris (approval a-1)";
+
+/// A request as the approvals service makes it for two persons (D32), for a client with the
+/// credential [`crate::APPROVED`].
+pub fn approved<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    for (name, value) in [
+        ("x-approval-id", "a-1"),
+        ("x-approval-requester", "anna"),
+        ("x-approval-approver", "boris"),
+    ] {
+        let value = value.parse().expect("a metadata value");
+        request.metadata_mut().insert(name, value);
+    }
+    request
 }
 
 pub fn decimal(value: &str) -> Option<Decimal> {

@@ -63,9 +63,13 @@ pub fn limit_order(
 }
 
 impl Platform {
-    /// A user with a KYC level (`NONE`, `SIMPLIFIED`, `STANDARD`, `ENHANCED`).
+    /// A user with a KYC level (`NONE`, `SIMPLIFIED`, `STANDARD`, `ENHANCED`): a qualified
+    /// investor, so that purchases have no yearly limit.
     pub async fn user(&self, level: &str) -> User {
-        let request = json!({ "kycStatus": format!("KYC_STATUS_{level}"), "fullName": "A person" });
+        let request = json!({
+            "kycStatus": format!("KYC_STATUS_{level}"), "fullName": "A person",
+            "qualifiedInvestor": true,
+        });
         let answer = self.ok(OPERATOR, "identity.CreateUser", request).await;
         User {
             id: text(&answer, "/profile/userId"),
@@ -193,10 +197,8 @@ impl Platform {
         }
         let answer = self.ok(OPERATOR, "cfa.RegisterInstrument", request).await;
         let id = text(&answer, "/instrumentId");
-        if answer.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-            let activate = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
-            self.ok(OPERATOR, "cfa.UpdateInstrument", activate).await;
-        }
+        self.activate(&id, &text(&answer, "/instrument/issuerId"))
+            .await;
         self.until(
             "the market to list the instrument",
             "market.GetMarketStatus",
@@ -213,6 +215,24 @@ impl Platform {
         )
         .await;
         id
+    }
+
+    /// Signs the decision on a registered issue for its issuer and activates the issue.
+    pub async fn activate(&self, instrument: &str, issuer: &str) {
+        // A document decides on one issue.
+        let hash: String = instrument
+            .bytes()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let hash = format!("{hash:0>64}");
+        let by = format!("sandbox.issuer.{issuer}");
+        let sign = json!({ "userId": issuer, "documentHash": hash });
+        let signed = self.ok(&by, "sandbox.SignDocument", sign).await;
+        let decision = json!({ "instrumentId": instrument, "documentHash": hash,
+            "signature": signed["signature"] });
+        self.ok(&by, "cfa.SignIssueDecision", decision).await;
+        let activate = json!({ "instrumentId": instrument, "documentHash": hash });
+        self.approved("cfa.ActivateInstrument", activate).await;
     }
 
     /// Issues units to an investor without a payment; waits until they are available.

@@ -650,6 +650,22 @@ impl OrderBounds {
         group_rate: 0,
     };
 
+    /// True if these bounds allow what the others refuse.
+    pub fn is_above(&self, other: &Self) -> bool {
+        // A rate of 0 is no limit.
+        let rate = |rate: u32| rate.wrapping_sub(1);
+        self.per_user > other.per_user
+            || self.per_instrument > other.per_instrument
+            || self.lots_per_order > other.lots_per_order
+            || self.value_per_order > other.value_per_order
+            || self.journal_bytes_per_minute > other.journal_bytes_per_minute
+            || self.messages_per_trade > other.messages_per_trade
+            || self.sessions > other.sessions
+            || rate(self.session_rate) > rate(other.session_rate)
+            || rate(self.user_rate) > rate(other.user_rate)
+            || rate(self.group_rate) > rate(other.group_rate)
+    }
+
     /// Converts a quota from MiB to bytes; 0 = no limit.
     pub fn journal_mib(mib: u32) -> u64 {
         match mib {

@@ -10,7 +10,8 @@
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
 //! | redemption and its hold, operation of a holder | names of the CFA service |
-//! | hold of an offer | name of the CFA service |
+//! | hold of an offer, hold of a freeze | name of the CFA service |
+//! | operation of an allotment | its offer |
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -188,6 +189,17 @@ pub fn offer_hold(offer_id: &str) -> Id128 {
     cfa_uuid(&format!("{offer_id}:subscription"))
 }
 
+/// Operation that delivers what a placement has allotted to a subscription. Its id sorts by the
+/// time of the subscription.
+pub fn allotment(offer: Id128) -> Id128 {
+    child_uuid(offer, "allotment")
+}
+
+/// Ledger hold of the units that an enforcement act freezes.
+pub fn enforcement_hold(act_id: &str) -> Id128 {
+    cfa_uuid(&format!("{act_id}:freeze"))
+}
+
 /// Id of the redemption of an issue.
 pub fn issue_redemption(instrument_id: &str) -> Id128 {
     cfa_uuid(&format!("redemption:{instrument_id}"))
@@ -358,6 +370,7 @@ mod tests {
                 "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
             ),
             (offer_hold("s-1"), "13d06d6b-76c8-5693-9cf9-a7d734adc64c"),
+            (allotment(order), "018bcfe5-687b-8a06-b845-847df02daa4a"),
             (
                 issue_redemption("BOND-1"),
                 "b5aff749-76ef-50bf-99ce-063b69fd217d",

@@ -21,6 +21,8 @@ code_enum! {
         ExternalTransfer = 12 "EXTERNAL_TRANSFER",
         Trading = 13 "TRADING",
         Fee = 14 "FEE",
+        /// A forced transfer that a document orders.
+        Enforcement = 15 "ENFORCEMENT",
     }
 }
 
@@ -112,10 +114,12 @@ code_enum! {
 }
 
 code_enum! {
-    /// Daily limit of a user (D33).
+    /// Limit of a user: per day (D33), and for purchases per year (F35).
     LimitType: i32 {
         Deposit = 1 "DEPOSIT",
         Withdrawal = 2 "WITHDRAWAL",
         Trading = 3 "TRADING",
+        /// Purchases of investment CFAs per calendar year. Qualified investors have none.
+        Investment = 4 "INVESTMENT",
     }
 }

@@ -17,6 +17,8 @@ pub const CFA_RUB: &str = "CFA-RUB";
 pub const FEES: &str = "system:fees";
 /// Owner, also on chain, of what the redemption of an issue has collected and not distributed yet.
 pub const REDEMPTION: &str = "system:redemption";
+/// Owner, also on chain, of the units and payments of a placement that is being delivered.
+pub const PLACEMENT: &str = "system:placement";
 /// The specification's single reserve for all instruments. Its postings are routed to the
 /// instrument's own reserve (T16).
 pub const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";

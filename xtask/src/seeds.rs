@@ -42,6 +42,7 @@ const SUITES: [Suite; 4] = [
             "pops_in_the_order_of_a_sorted_set",
             "records_round_trip",
             "any_body_is_read_or_refused",
+            "random_sequences_of_calls_agree_with_the_twin",
         ],
     },
     // Random walks of the ledger; sequences and lost calls of the CFA service.

@@ -15,10 +15,10 @@ use super::capture::{Captured, Rows, Table};
 use crate::load::Random;
 
 /// Rows per INSERT, largest first. Rows that do not fill a statement use the next smaller sizes.
-const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
+pub(crate) const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
 
 /// Writes to one table in one transaction.
-pub(super) struct Write {
+pub(crate) struct Write {
     /// Index of the table.
     pub table: usize,
     /// Per statement: index in [`SIZES`], and the values of all rows.
@@ -27,9 +27,10 @@ pub(super) struct Write {
     pub updates: Vec<Vec<Value>>,
 }
 
-struct Sql {
-    inserts: [String; SIZES.len()],
-    update: String,
+pub(crate) struct Sql {
+    /// By index in [`SIZES`].
+    pub inserts: [String; SIZES.len()],
+    pub update: String,
 }
 
 /// Prepared transactions of bare statements.
@@ -109,7 +110,7 @@ impl Baseline {
 }
 
 /// Opens a file with the settings of the service's own writer.
-fn open(path: &Path) -> rusqlite::Result<Connection> {
+pub(crate) fn open(path: &Path) -> rusqlite::Result<Connection> {
     let db = Connection::open(path)?;
     db.busy_timeout(Duration::from_secs(5))?;
     db.execute_batch(
@@ -119,7 +120,8 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     Ok(db)
 }
 
-fn statements(table: &Table) -> Sql {
+/// Statements that write the rows of a table.
+pub(crate) fn statements(table: &Table) -> Sql {
     let columns = &table.columns;
     let one = format!("({})", vec!["?"; columns.len()].join(", "));
     let insert = |rows: usize| {
@@ -149,7 +151,7 @@ fn statements(table: &Table) -> Sql {
 }
 
 /// Nets the writes of several requests into one transaction: each row once, in its final state.
-pub(super) fn net_writes(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
+pub(crate) fn net_writes(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
     let mut rows: Vec<Rows> = tables.iter().map(|_| Rows::default()).collect();
     for request in requests {
         for (all, mut own) in rows.iter_mut().zip(request) {

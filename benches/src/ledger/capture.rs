@@ -94,7 +94,11 @@ pub async fn capture(
     })
 }
 
-fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
+/// Tables of a service, without those whose name begins with `_`.
+///
+/// # Errors
+/// The schema cannot be read.
+pub(crate) fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
     let mut names: Vec<String> = db
         .prepare(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' \
@@ -130,7 +134,7 @@ fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
 
 /// Table and triggers that capture the writes of a table. `written` is 0 for an insert. For an
 /// update it has a bit per changed column.
-fn triggers(table: &Table) -> String {
+pub(crate) fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let all = columns.join(", ");
     let new: Vec<String> = columns
@@ -153,7 +157,8 @@ fn triggers(table: &Table) -> String {
     )
 }
 
-fn last_rowid(db: &Connection, table: &Table) -> rusqlite::Result<i64> {
+/// Number of the last captured row of a table.
+pub(crate) fn last_rowid(db: &Connection, table: &Table) -> rusqlite::Result<i64> {
     let sql = format!(
         "SELECT COALESCE(MAX(rowid), 0) FROM captured_{}",
         table.name

@@ -65,7 +65,7 @@ impl PlatformClient {
         const IDENTITY: &str = "dfa.identity.v1.IdentityService";
         let user = format!("wire-{}", Uuid::new_v4().simple());
         let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
-                          "bankAccount": "40817810100000000001" });
+                          "bankAccount": "40817810100000000001", "qualifiedInvestor": true });
         self.call(SETUP, &format!("{IDENTITY}/CreateUser"), new)?;
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             let limit = json!({ "userId": user, "limitType": limit, "dailyLimit":
@@ -211,10 +211,20 @@ impl PlatformClient {
         let made = self.call(SETUP, &format!("{CFA}/RegisterInstrument"), new)?;
         let id = made.pointer("/instrumentId").and_then(Value::as_str);
         let id = id.context("no instrument id")?.to_owned();
-        if made.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-            let active = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
-            self.call(SETUP, &format!("{CFA}/UpdateInstrument"), active)?;
-        }
+        // A document decides on one issue.
+        let hash: String = id.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let hash = format!("{hash:0>64}");
+        let sign = json!({ "userId": issuer, "documentHash": hash });
+        let signed = self.call(
+            SETUP,
+            "dfa.sandbox.v1.SandboxBankService/SignDocument",
+            sign,
+        )?;
+        let decision = json!({ "instrumentId": id, "documentHash": hash,
+            "signature": signed["signature"] });
+        self.call(SETUP, &format!("{CFA}/SignIssueDecision"), decision)?;
+        let activate = json!({ "instrumentId": id, "documentHash": hash });
+        self.call(SETUP, &format!("{CFA}/ActivateInstrument"), activate)?;
         let since = Instant::now();
         loop {
             let method = "dfa.market.v1.MarketService/GetMarketStatus";

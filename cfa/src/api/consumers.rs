@@ -241,6 +241,9 @@ async fn operation_of(service: &Service, event: &Event) -> Result<Operation, Fai
 
 fn trade_leg(event: &Event) -> Result<TradeLeg, Poison> {
     let message: market::TradeExecutedEvent = decode(event)?;
+    if message.trade_id.is_empty() {
+        return Err(Poison("trade_id is empty".to_owned()));
+    }
     let poison = |error: convert::ConvertError| Poison(error.to_string());
     let quantity = convert::positive(message.quantity.as_ref()).map_err(poison)?;
     let price = convert::positive(message.price.as_ref()).map_err(poison)?;

@@ -4,15 +4,20 @@ use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert::{self, ConvertError};
 use rpc::status;
+use sha2::{Digest, Sha256};
 use tonic::Status;
 use types::Decimal;
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
-    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
+    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Extract,
+    ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption,
+    Offer, Operation, SuspendedDeposit, TradeLeg,
 };
-use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
+use crate::placement::{Allotment, Placement};
+use crate::service::{
+    HashAlgorithm, InstrumentChange, NewInstrument, NewPlacement, Replayed, units,
+};
 use chain::{Address, ChainError};
 
 /// Maps an error to the caller's status.
@@ -41,6 +46,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::BatchNotFound => status::not_found("BATCH_NOT_FOUND", text),
         Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
         Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
+        Refusal::BreakNotFound => status::not_found("BREAK_NOT_FOUND", text),
         Refusal::BlockNotFound => status::not_found("BLOCK_NOT_FOUND", text),
         Refusal::KycTooLowForWithdrawal | Refusal::KycTooLow => {
             status::failed_precondition("KYC_LEVEL_TOO_LOW", text)
@@ -49,7 +55,20 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::PayoutFailed => status::failed_precondition("PAYOUT_FAILED", text),
         Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),
         Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
+        Refusal::TermsImmutable => status::failed_precondition("TERMS_IMMUTABLE", text),
+        Refusal::DecisionUnsigned => status::failed_precondition("DECISION_UNSIGNED", text),
+        Refusal::NoAuthority => status::failed_precondition("NO_CERTIFICATE_AUTHORITY", text),
+        Refusal::NoExtractKey => status::failed_precondition("NO_EXTRACT_KEY", text),
+        Refusal::TooManyExtracts => status::failed_precondition("TOO_MANY_EXTRACTS", text),
+        Refusal::ActNotFound => status::not_found("ACT_NOT_FOUND", text),
+        Refusal::AlreadyFrozen => status::failed_precondition("ALREADY_FROZEN", text),
+        Refusal::TooManyFreezes => status::failed_precondition("TOO_MANY_FREEZES", text),
+        Refusal::ReceiverSanctioned(_) => status::failed_precondition("SANCTIONS_HIT", text),
+        Refusal::TooManyDrafts => status::failed_precondition("TOO_MANY_DRAFTS", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
+        Refusal::ApprovalRequired => {
+            status::approval_required("dfa.cfa.v1.CfaRegistryService/UpdateInstrument")
+        }
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
         Refusal::PaymentUnpaid => status::failed_precondition("PAYMENT_NOT_PAID", text),
         Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
@@ -69,7 +88,16 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::OfferNotFound => status::not_found("OFFER_NOT_FOUND", text),
         Refusal::NotOffered => status::failed_precondition("NOT_OFFERED", text),
         Refusal::TooManyOffers => status::failed_precondition("TOO_MANY_OFFERS", text),
+        Refusal::PlacementNotFound => status::not_found("PLACEMENT_NOT_FOUND", text),
+        Refusal::PlacementNotOpen => status::failed_precondition("PLACEMENT_NOT_OPEN", text),
+        Refusal::PlacementUnderWay => status::failed_precondition("PLACEMENT_UNDER_WAY", text),
+        Refusal::PlacementOnly => status::failed_precondition("PLACEMENT_ONLY", text),
+        Refusal::LimitExceeded(_) => status::failed_precondition("LIMIT_EXCEEDED", text),
         Refusal::TokenQuarantined => status::failed_precondition("TOKEN_QUARANTINED", text),
+        Refusal::BreakChanged => status::failed_precondition("BREAK_CHANGED", text),
+        Refusal::BreakOpen => status::failed_precondition("BREAK_OPEN", text),
+        Refusal::NotQuarantined => status::failed_precondition("NOT_QUARANTINED", text),
+        Refusal::StillImpossible => status::failed_precondition("STILL_IMPOSSIBLE", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
     }
@@ -181,6 +209,7 @@ fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
 }
 
 pub fn subscription(of: &Offer, decimals: u8) -> pb::Subscription {
+    let (money, allotted) = (convert::to_monetary_amount_minor, of.allotted_number > 0);
     pb::Subscription {
         subscription_id: of.offer_id.clone(),
         instrument_id: of.instrument_id.clone(),
@@ -193,6 +222,9 @@ pub fn subscription(of: &Offer, decimals: u8) -> pb::Subscription {
         operation_id: of.operation_id.clone(),
         created_at: wire_time(of.created_at_us),
         updated_at: wire_time(of.updated_at_us),
+        allotted: allotted.then(|| money(&of.instrument_id, of.allotted_minor, decimals)),
+        allotted_payment: allotted
+            .then(|| money(CFA_RUB, of.allotted_payment_minor, CFA_RUB_DECIMALS)),
     }
 }
 
@@ -222,6 +254,55 @@ fn offered_payment(of: &Offer) -> Option<common::MonetaryAmount> {
     Some(convert::to_monetary_amount_minor(
         CFA_RUB, kopecks, decimals,
     ))
+}
+
+fn new_placement(terms: pb::PlacementTerms) -> Result<NewPlacement, Error> {
+    let required = |field, value: Option<prost_types::Timestamp>| {
+        time(value.as_ref()).ok_or_else(|| Refusal::field(field, "is required"))
+    };
+    let number = |field, value: Option<common::Decimal>| optional(field, value.as_ref());
+    Ok(NewPlacement {
+        opens_at_us: required("placement.opens_at", terms.opens_at)?,
+        closes_at_us: required("placement.closes_at", terms.closes_at)?,
+        price: number("placement.price", terms.price)?,
+        minimum_sum: number("placement.minimum_sum", terms.minimum_sum)?,
+        investor_minimum: number("placement.investor_minimum", terms.investor_minimum)?,
+        investor_maximum: number("placement.investor_maximum", terms.investor_maximum)?,
+        allotment: match terms.allotment {
+            0 => Allotment::FirstCome,
+            code => Allotment::from_code(code)
+                .ok_or_else(|| Refusal::field("placement.allotment", "is not a known rule"))?,
+        },
+    })
+}
+
+/// A placement of an instrument with these decimals.
+pub fn placement(of: &Placement, decimals: u8) -> pb::Placement {
+    let units = |minor| Some(convert::to_decimal_minor(minor, decimals));
+    let roubles = |minor| Some(convert::to_decimal_minor(minor, CFA_RUB_DECIMALS));
+    let terms = &of.terms;
+    let bound = |minor: i64| match minor {
+        0 => None,
+        minor => units(minor),
+    };
+    pb::Placement {
+        terms: Some(pb::PlacementTerms {
+            opens_at: wire_time(terms.opens_at_us),
+            closes_at: wire_time(terms.closes_at_us),
+            price: Some(convert::to_decimal(terms.price)),
+            minimum_sum: roubles(terms.minimum_minor).filter(|_| terms.minimum_minor > 0),
+            investor_minimum: bound(terms.investor_min_minor),
+            investor_maximum: bound(terms.investor_max_minor),
+            allotment: terms.allotment.code(),
+        }),
+        status: of.status().code(),
+        subscriptions: u32::try_from(of.live).unwrap_or_default(),
+        subscribed: units(of.subscribed_minor),
+        allotted: units(of.allotted_minor),
+        issued: units(of.issued_minor),
+        raised: roubles(of.raised_minor),
+        closed_at: of.closed_at_us.and_then(wire_time),
+    }
 }
 
 pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstrument, Error> {
@@ -260,7 +341,24 @@ pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstr
         price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        document: request.document.to_vec(),
+        placement: request.placement.map(new_placement).transpose()?,
     })
+}
+
+pub fn issue_decision(instrument: &Instrument, decision: IssueDecision) -> pb::IssueDecision {
+    pb::IssueDecision {
+        instrument_id: decision.instrument_id,
+        document_hash: instrument.document_hash.clone(),
+        document_uri: instrument.document_uri.clone(),
+        document: decision.document.into(),
+        signature: decision.signature.into(),
+        signer: decision.signer,
+        certificate_serial: decision.certificate_serial,
+        signed_at: decision.signed_at_us.and_then(wire_time),
+        activated_by: decision.activated_by,
+        activated_at: decision.activated_at_us.and_then(wire_time),
+    }
 }
 
 pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<InstrumentChange, Error> {
@@ -280,6 +378,7 @@ pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<Instrum
         name: request.name,
         document_hash: request.document_hash,
         document_uri: request.document_uri,
+        may_end_halt: false,
     })
 }
 
@@ -334,7 +433,7 @@ pub fn operation(operation: &Operation) -> pb::CfaOperation {
     }
 }
 
-pub fn instrument(instrument: &Instrument) -> pb::Instrument {
+pub fn instrument(instrument: &Instrument, placed: Option<&Placement>) -> pb::Instrument {
     let minor = |units: i64| convert::to_decimal_minor(units, instrument.decimals);
     pb::Instrument {
         instrument_id: instrument.instrument_id.clone(),
@@ -367,6 +466,7 @@ pub fn instrument(instrument: &Instrument) -> pb::Instrument {
         document_uri: instrument.document_uri.clone(),
         registered_at: wire_time(instrument.registered_at_us),
         updated_at: wire_time(instrument.updated_at_us),
+        placement: placed.map(|placed| placement(placed, instrument.decimals)),
     }
 }
 
@@ -398,6 +498,71 @@ pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemp
         onchain_tx_hash: redemption.tx_hash.clone().unwrap_or_default(),
         created_at: wire_time(redemption.created_at_us),
         finalized_at: redemption.finalized_at_us.and_then(wire_time),
+    }
+}
+
+pub fn enforcement_act(act: &EnforcementAct, decimals: u8) -> pb::EnforcementAct {
+    let id = &act.instrument_id;
+    let amount = |units| Some(convert::to_monetary_amount_minor(id, units, decimals));
+    let of_units = !act.is_whole();
+    let has_left = of_units && act.kind == ActKind::Freeze;
+    pb::EnforcementAct {
+        act_id: act.act_id.clone(),
+        kind: act.kind.code(),
+        basis: act.basis.code(),
+        instrument_id: id.clone(),
+        holder_id: act.holder_id.clone(),
+        to_user_id: act.to_user_id.clone(),
+        amount: of_units.then(|| amount(act.units_minor)).flatten(),
+        left: has_left.then(|| amount(act.left_minor)).flatten(),
+        document: act.document.clone(),
+        lift_document: act.lift_document.clone(),
+        freeze_id: act.freeze_id.clone(),
+        status: act.status.code(),
+        onchain_tx_hash: act.tx_hash.clone(),
+        actor: act.actor.clone(),
+        created_at: wire_time(act.created_at_us),
+        updated_at: wire_time(act.updated_at_us),
+    }
+}
+
+/// Longest name of a document, in bytes. The ledger's records contain it with a prefix.
+const DOCUMENT_BYTES_MAX: usize = 512;
+
+/// Checks the required name of a document that orders an act.
+pub fn document(field: &'static str, text: String) -> Result<String, Error> {
+    if text.len() > DOCUMENT_BYTES_MAX {
+        let why = format!("must have at most {DOCUMENT_BYTES_MAX} bytes");
+        return Err(Refusal::field(field, why).into());
+    }
+    id(field, text)
+}
+
+/// Reads what orders an act. It is required.
+pub fn basis(code: i32) -> Result<ActBasis, Error> {
+    let why = "must be COURT, LEVY, INHERITANCE, RECOVERY or SANCTIONS";
+    Ok(ActBasis::from_code(code).ok_or_else(|| Refusal::field("basis", why))?)
+}
+
+pub fn extract(extract: Extract) -> pb::Extract {
+    let content_type = match extract.format {
+        ExtractFormat::Csv => "text/csv; charset=utf-8",
+        ExtractFormat::Text => "text/plain; charset=utf-8",
+    };
+    pb::Extract {
+        sha256: hex::encode(Sha256::digest(&extract.content)),
+        content_type: content_type.to_owned(),
+        extract_id: extract.extract_id,
+        instrument_id: extract.instrument_id,
+        holder_id: extract.holder_id,
+        as_of: wire_time(extract.as_of_us),
+        issued_at: wire_time(extract.issued_at_us),
+        format: extract.format.code(),
+        recipient: extract.recipient.code(),
+        document: extract.document,
+        content: extract.content.into(),
+        signature: extract.signature.into(),
+        signer: extract.signer,
     }
 }
 

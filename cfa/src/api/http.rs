@@ -10,7 +10,7 @@ use rpc::json::{HttpError, Json, list, resource};
 use serde::Deserialize;
 use types::OperationType;
 
-use super::{Api, convert, to_status};
+use super::{Api, to_status};
 use crate::model::{InstrumentStatus, Status};
 
 #[derive(Deserialize, Default)]
@@ -101,10 +101,8 @@ async fn instrument(
         .require_instrument(&instrument_id)
         .await
         .map_err(to_status)?;
-    Ok(resource(
-        &convert::instrument(&instrument),
-        "dfa.cfa.v1.Instrument",
-    ))
+    let message = api.instrument_message(&instrument).await?;
+    Ok(resource(&message, "dfa.cfa.v1.Instrument"))
 }
 
 async fn instruments(

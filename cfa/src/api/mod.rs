@@ -12,29 +12,45 @@ use std::time::Duration;
 
 use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1 as pb;
+use proto::checks::{ID_BYTES_MAX, id_problem};
 use proto::convert as wire;
 use rpc::Role;
 use rpc::context::answered;
 use rpc::page::{self, Key};
 use rpc::status;
 use tonic::{Request, Response, Status};
-use types::{OperationStatus, OperationType};
+use types::{Decimal, OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, InstrumentType, Offer, OfferSide, RedemptionReason};
+use crate::model::{
+    CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, Instrument, InstrumentType, Offer,
+    OfferSide, RedemptionReason,
+};
+use crate::placement::Placement;
 use crate::repo::OperationFilter;
+use crate::service::compare::OWNER;
 use crate::service::{
-    IssueInvestment, NewOffer, NewRedemption, NewTransfer, OperationResult, RedeemInvestment,
-    RequestMeta, Service,
+    IssueInvestment, NewExtract, NewForcedTransfer, NewFreeze, NewOffer, NewRedemption,
+    NewSignature, NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service,
 };
 use convert::to_status;
 
+/// Largest page of anchors, each of which is a read of the node.
+const ANCHORS_MAX: i32 = 50;
+/// Largest page of balances on the chain, each of which is a read of the node.
+const CHAIN_BALANCES_MAX: i32 = 250;
 /// Longest wait of GetTradeBatch, in milliseconds.
 const BATCH_WAIT_MS_MAX: u32 = 5_000;
 /// Longest wait of StartRedemption for the issue's open operations.
 const OPERATIONS_WAIT: Duration = Duration::from_secs(5);
 /// Limit of transaction hashes per list request.
 const TX_HASHES_MAX: usize = 100;
+
+/// An amount read from the chain; `None`: beyond the numbers of the contract.
+fn wide(units: Option<i128>, decimals: u8) -> Option<proto::common::v1::Decimal> {
+    let amount = units.and_then(|units| Decimal::new(units, decimals).ok());
+    amount.map(wire::to_decimal)
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -200,10 +216,127 @@ impl Api {
             created_us: row.registered_at_us,
             id: row.instrument_id.clone(),
         });
+        let ids: Vec<_> = rows.iter().map(|row| row.instrument_id.as_str()).collect();
+        let placed = self.service.repo.placements(&ids).await;
+        let placed = placed.map_err(to_status)?.into_iter();
+        let placed: HashMap<String, Placement> = placed
+            .map(|placement| (placement.instrument_id.clone(), placement))
+            .collect();
+        let message =
+            |row: &Instrument| convert::instrument(row, placed.get(row.instrument_id.as_str()));
         Ok(pb::ListInstrumentsResponse {
-            instruments: rows.iter().map(convert::instrument).collect(),
+            instruments: rows.iter().map(message).collect(),
             pagination: Some(pagination),
         })
+    }
+
+    /// An instrument with its placement.
+    async fn instrument_message(&self, instrument: &Instrument) -> Result<pb::Instrument, Status> {
+        let placed = self.service.repo.placement(&instrument.instrument_id).await;
+        let placed = placed.map_err(to_status)?;
+        Ok(convert::instrument(instrument, placed.as_ref()))
+    }
+
+    async fn chain_balances(
+        &self,
+        request: pb::ListChainBalancesRequest,
+    ) -> Result<pb::ListChainBalancesResponse, Status> {
+        let found = self.service.require_instrument(&request.instrument_id);
+        let instrument = found.await.map_err(to_status)?;
+        let mut pagination = request.pagination.unwrap_or_default();
+        pagination.page_size = match pagination.page_size {
+            0 => CHAIN_BALANCES_MAX,
+            size => size.min(CHAIN_BALANCES_MAX),
+        };
+        let hash = page::filter_hash(&[&request.instrument_id]);
+        let page = page::parse(Some(pagination), hash)?;
+        let rows = self
+            .service
+            .chain_balances(&instrument, page.bound(), page.rows_limit());
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |(holder, _)| Key {
+            created_us: holder.since_us,
+            id: holder.address.clone(),
+        });
+        let decimals = instrument.decimals;
+        let balances = rows.into_iter().map(|(holder, units)| pb::ChainBalance {
+            on_chain: wide(i128::try_from(units).ok(), decimals),
+            in_registry: Some(wire::to_decimal_minor(holder.units_minor, decimals)),
+            user_id: holder.user_id,
+            address: holder.address,
+        });
+        Ok(pb::ListChainBalancesResponse {
+            balances: balances.collect(),
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn chain_breaks(
+        &self,
+        request: pb::ListChainBreaksRequest,
+    ) -> Result<pb::ListChainBreaksResponse, Status> {
+        if let Some(problem) = id_problem(&request.instrument_id, ID_BYTES_MAX) {
+            return Err(status::invalid_argument("instrument_id", problem));
+        }
+        let hash = page::filter_hash(&[&request.instrument_id, &request.open_only.to_string()]);
+        let page = page::parse(request.pagination, hash)?;
+        let is_open = request.open_only.then_some(true);
+        let rows = self.service.repo.list_breaks(
+            &request.instrument_id,
+            is_open,
+            page.bound(),
+            page.rows_limit(),
+        );
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.found_at_us,
+            id: format!("{}/{}", row.instrument_id, row.address),
+        });
+        let now_us = self.service.now_us();
+        let mut breaks = Vec::with_capacity(rows.len());
+        for row in rows {
+            let instrument = self.service.repo.instrument(&row.instrument_id).await;
+            let decimals = instrument.map_err(to_status)?.map_or(0, |of| of.decimals);
+            let age_us = row.cleared_at_us.unwrap_or(now_us) - row.found_at_us;
+            breaks.push(pb::ChainBreak {
+                on_chain: wide(Some(row.chain_units), decimals),
+                in_ledger: wide(Some(row.ledger_units), decimals),
+                owner: OWNER.to_owned(),
+                found_at: Some(wire::to_timestamp_us(row.found_at_us)),
+                cleared_at: row.cleared_at_us.map(wire::to_timestamp_us),
+                age_seconds: age_us.max(0).unsigned_abs() / 1_000_000,
+                instrument_id: row.instrument_id,
+                address: row.address,
+                user_id: row.user_id,
+            });
+        }
+        Ok(pb::ListChainBreaksResponse {
+            breaks,
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn accept_break(
+        &self,
+        context: &RequestMeta,
+        message: &pb::AcceptChainBreakRequest,
+    ) -> Result<(pb::AcceptChainBreakResponse, bool), Status> {
+        let found = self.service.require_instrument(&message.instrument_id);
+        let decimals = found.await.map_err(to_status)?.decimals;
+        let malformed = |text: String| status::invalid_argument("difference", text);
+        let difference = wire::decimal(message.difference.as_ref());
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.rescale(decimals);
+        let difference = difference.map_err(|error| malformed(error.to_string()))?;
+        let difference = difference.mantissa();
+        let (id, address) = (&message.instrument_id, &message.address);
+        let accepted =
+            (self.service).accept_break(context, id, address, difference, &message.reason);
+        let (instrument, replayed) = accepted.await.map_err(to_status)?;
+        let answer = pb::AcceptChainBreakResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok((answer, replayed))
     }
 
     async fn holders(
@@ -364,8 +497,17 @@ impl Api {
     }
 
     async fn decimals_of(&self, offer: &Offer) -> Result<u8, Status> {
-        let instrument = self.service.require_instrument(&offer.instrument_id).await;
+        self.instrument_decimals(&offer.instrument_id).await
+    }
+
+    async fn instrument_decimals(&self, instrument_id: &str) -> Result<u8, Status> {
+        let instrument = self.service.require_instrument(instrument_id).await;
         Ok(instrument.map_err(to_status)?.decimals)
+    }
+
+    async fn act(&self, act: &EnforcementAct) -> Result<pb::EnforcementAct, Status> {
+        let decimals = self.instrument_decimals(&act.instrument_id).await?;
+        Ok(convert::enforcement_act(act, decimals))
     }
 }
 
@@ -379,6 +521,9 @@ impl CfaRegistryService for Api {
         let mut message = request.into_inner();
         let context = write_context(&caller, message.context.take())?;
         caller.require_user(&message.issuer_id)?;
+        if !message.smart_contract_address.is_empty() {
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/RegisterInstrument")?;
+        }
         let new = convert::new_instrument(message).map_err(to_status)?;
         let (instrument, replayed) = self
             .service
@@ -387,7 +532,7 @@ impl CfaRegistryService for Api {
             .map_err(to_status)?;
         let answer = pb::RegisterInstrumentResponse {
             instrument_id: instrument.instrument_id.clone(),
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         };
         Ok(answered(answer, replayed))
     }
@@ -404,7 +549,7 @@ impl CfaRegistryService for Api {
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::GetInstrumentResponse {
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         }))
     }
 
@@ -417,6 +562,65 @@ impl CfaRegistryService for Api {
         Ok(Response::new(self.instruments(message).await?))
     }
 
+    async fn sign_issue_decision(
+        &self,
+        request: Request<pb::SignIssueDecisionRequest>,
+    ) -> Answer<pb::SignIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let new = NewSignature {
+            instrument_id: message.instrument_id,
+            document_hash: message.document_hash,
+            signature: message.signature.to_vec(),
+            document_uri: message.document_uri,
+        };
+        let signed = self.service.sign_decision(&context, new).await;
+        let (instrument, decision, replayed) = signed.map_err(to_status)?;
+        let answer = pb::SignIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn activate_instrument(
+        &self,
+        request: Request<pb::ActivateInstrumentRequest>,
+    ) -> Answer<pb::ActivateInstrumentResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (instrument_id, hash) = (&message.instrument_id, &message.document_hash);
+        let activated = self
+            .service
+            .activate_instrument(&context, instrument_id, hash);
+        let (instrument, replayed) = activated.await.map_err(to_status)?;
+        let answer = pb::ActivateInstrumentResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn get_issue_decision(
+        &self,
+        request: Request<pb::GetIssueDecisionRequest>,
+    ) -> Answer<pb::GetIssueDecisionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let found = self.service.decision(&message.instrument_id).await;
+        let (instrument, mut decision) = found.map_err(to_status)?;
+        if !caller.acts_for_any_user() {
+            decision.activated_by.clear();
+        }
+        Ok(Response::new(pb::GetIssueDecisionResponse {
+            decision: Some(convert::issue_decision(&instrument, decision)),
+        }))
+    }
+
     async fn update_instrument(
         &self,
         request: Request<pb::UpdateInstrumentRequest>,
@@ -427,14 +631,15 @@ impl CfaRegistryService for Api {
         let context = context_with_digest(&caller, context, &message)?;
         let instrument_id = message.instrument_id.clone();
         self.require_issuer(&caller, &instrument_id).await?;
-        let change = convert::instrument_change(message).map_err(to_status)?;
+        let mut change = convert::instrument_change(message).map_err(to_status)?;
+        change.may_end_halt = caller.is_service();
         let (instrument, replayed) = self
             .service
             .update_instrument(&context, &instrument_id, change)
             .await
             .map_err(to_status)?;
         let answer = pb::UpdateInstrumentResponse {
-            instrument: Some(convert::instrument(&instrument)),
+            instrument: Some(self.instrument_message(&instrument).await?),
         };
         Ok(answered(answer, replayed))
     }
@@ -523,6 +728,23 @@ impl CfaRegistryService for Api {
         let subscription = Some(convert::subscription(&offer, decimals));
         let answer = pb::CancelSubscriptionResponse { subscription };
         Ok(answered(answer, replayed))
+    }
+
+    async fn close_placement(
+        &self,
+        request: Request<pb::ClosePlacementRequest>,
+    ) -> Answer<pb::ClosePlacementResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let instrument_id = message.instrument_id.as_str();
+        self.require_issuer(&caller, instrument_id).await?;
+        let closed = self.service.close_placement(&context, instrument_id).await;
+        let (placement, replayed) = closed.map_err(to_status)?;
+        let instrument = self.service.require_instrument(instrument_id).await;
+        let decimals = instrument.map_err(to_status)?.decimals;
+        let placement = Some(convert::placement(&placement, decimals));
+        Ok(answered(pb::ClosePlacementResponse { placement }, replayed))
     }
 
     async fn list_subscriptions(
@@ -808,6 +1030,88 @@ impl CfaRegistryService for Api {
         Ok(Response::new(self.holders(&caller, message).await?))
     }
 
+    async fn list_chain_balances(
+        &self,
+        request: Request<pb::ListChainBalancesRequest>,
+    ) -> Answer<pb::ListChainBalancesResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        Ok(Response::new(self.chain_balances(message).await?))
+    }
+
+    async fn list_chain_breaks(
+        &self,
+        request: Request<pb::ListChainBreaksRequest>,
+    ) -> Answer<pb::ListChainBreaksResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        Ok(Response::new(self.chain_breaks(message).await?))
+    }
+
+    async fn list_anchors(
+        &self,
+        request: Request<pb::ListAnchorsRequest>,
+    ) -> Answer<pb::ListAnchorsResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        let mut pagination = message.pagination.unwrap_or_default();
+        pagination.page_size = match pagination.page_size {
+            0 => ANCHORS_MAX,
+            size => size.min(ANCHORS_MAX),
+        };
+        let page = page::parse(Some(pagination), page::filter_hash(&[]))?;
+        let (before, _) = page.bound();
+        let rows = self.service.anchors(before, page.rows_limit()).await;
+        let mut rows = rows.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |(anchor, _)| Key {
+            created_us: anchor.number,
+            id: String::new(),
+        });
+        let anchors = rows.into_iter().map(|(anchor, on_chain)| pb::Anchor {
+            number: anchor.number.unsigned_abs(),
+            block: anchor.block.unsigned_abs(),
+            record: anchor.record.unsigned_abs(),
+            at: Some(wire::to_timestamp_us(anchor.at_us)),
+            tx_hash: anchor.tx_hash,
+            data: hex::encode(anchor.data),
+            on_chain: hex::encode(on_chain),
+        });
+        Ok(Response::new(pb::ListAnchorsResponse {
+            anchors: anchors.collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn accept_chain_break(
+        &self,
+        request: Request<pb::AcceptChainBreakRequest>,
+    ) -> Answer<pb::AcceptChainBreakResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (answer, replayed) = self.accept_break(&context, &message).await?;
+        Ok(answered(answer, replayed))
+    }
+
+    async fn lift_quarantine(
+        &self,
+        request: Request<pb::LiftQuarantineRequest>,
+    ) -> Answer<pb::LiftQuarantineResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let lifted =
+            self.service
+                .lift_quarantine(&context, &message.instrument_id, &message.reason);
+        let (instrument, replayed) = lifted.await.map_err(to_status)?;
+        let answer = pb::LiftQuarantineResponse {
+            instrument: Some(self.instrument_message(&instrument).await?),
+        };
+        Ok(answered(answer, replayed))
+    }
+
     async fn replay_chain_transfers(
         &self,
         request: Request<pb::ReplayChainTransfersRequest>,
@@ -964,6 +1268,147 @@ impl CfaRegistryService for Api {
             operation: operation_of(&resolved),
         };
         Ok(answered(answer, resolved.replayed))
+    }
+
+    async fn freeze_units(
+        &self,
+        request: Request<pb::FreezeUnitsRequest>,
+    ) -> Answer<pb::FreezeUnitsResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let id = &message.instrument_id;
+        let amount = match &message.amount {
+            Some(_) => Some(convert::amount_of("amount", id, message.amount.as_ref())),
+            None => None,
+        };
+        let new = NewFreeze {
+            amount: amount.transpose().map_err(to_status)?,
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            basis: convert::basis(message.basis).map_err(to_status)?,
+            document: convert::document("document", message.document).map_err(to_status)?,
+            instrument_id: message.instrument_id,
+        };
+        let frozen = self.service.freeze_units(&context, new).await;
+        let (act, replayed) = frozen.map_err(to_status)?;
+        let act = Some(self.act(&act).await?);
+        Ok(answered(pb::FreezeUnitsResponse { act }, replayed))
+    }
+
+    async fn lift_freeze(
+        &self,
+        request: Request<pb::LiftFreezeRequest>,
+    ) -> Answer<pb::LiftFreezeResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let document = convert::document("document", message.document).map_err(to_status)?;
+        let lifted = self
+            .service
+            .lift_freeze(&context, &message.act_id, &document);
+        let (act, replayed) = lifted.await.map_err(to_status)?;
+        let act = Some(self.act(&act).await?);
+        Ok(answered(pb::LiftFreezeResponse { act }, replayed))
+    }
+
+    async fn force_transfer(
+        &self,
+        request: Request<pb::ForceTransferRequest>,
+    ) -> Answer<pb::ForceTransferResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = write_context(&caller, message.context)?;
+        let (id, amount) = (&message.instrument_id, message.amount.as_ref());
+        let new = NewForcedTransfer {
+            amount: convert::amount_of("amount", id, amount).map_err(to_status)?,
+            from_user_id: convert::user_id("from_user_id", message.from_user_id)
+                .map_err(to_status)?,
+            to_user_id: convert::user_id("to_user_id", message.to_user_id).map_err(to_status)?,
+            basis: convert::basis(message.basis).map_err(to_status)?,
+            document: convert::document("document", message.document).map_err(to_status)?,
+            freeze_id: message.freeze_id,
+            instrument_id: message.instrument_id,
+        };
+        let transferred = self.service.force_transfer(&context, new).await;
+        let transferred = transferred.map_err(to_status)?;
+        let operation = operation_of(&transferred);
+        let answer = pb::ForceTransferResponse { operation };
+        Ok(answered(answer, transferred.replayed))
+    }
+
+    async fn list_enforcement_acts(
+        &self,
+        request: Request<pb::ListEnforcementActsRequest>,
+    ) -> Answer<pb::ListEnforcementActsResponse> {
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let holder_id = message.holder_id.as_str();
+        let page = page::parse(message.pagination, page::filter_hash(&[holder_id]))?;
+        let rows = self
+            .service
+            .repo
+            .acts(holder_id, page.bound(), page.rows_limit());
+        let mut rows = rows.await.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.act_id.clone(),
+        });
+        let mut acts = Vec::with_capacity(rows.len());
+        let mut decimals: HashMap<String, u8> = HashMap::new();
+        for row in rows {
+            if let Entry::Vacant(unread) = decimals.entry(row.instrument_id.clone()) {
+                unread.insert(self.instrument_decimals(&row.instrument_id).await?);
+            }
+            let of_units = decimals[&row.instrument_id];
+            acts.push(convert::enforcement_act(&row, of_units));
+        }
+        Ok(Response::new(pb::ListEnforcementActsResponse {
+            acts,
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn issue_extract(
+        &self,
+        request: Request<pb::IssueExtractRequest>,
+    ) -> Answer<pb::IssueExtractResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        // A holder gets only own extracts, and none for others.
+        caller.require_user(&message.holder_id)?;
+        let recipient = match message.recipient {
+            0 => ExtractRecipient::Holder,
+            code => ExtractRecipient::from_code(code)
+                .ok_or_else(|| status::invalid_argument("recipient", "is not known"))?,
+        };
+        if recipient != ExtractRecipient::Holder && !caller.acts_for_any_user() {
+            let problem = "must be HOLDER: staff issues extracts for others";
+            return Err(status::invalid_argument("recipient", problem));
+        }
+        let format = match message.format {
+            0 => ExtractFormat::Csv,
+            code => ExtractFormat::from_code(code)
+                .ok_or_else(|| status::invalid_argument("format", "must be CSV or TEXT"))?,
+        };
+        let document = match message.document.is_empty() {
+            true => String::new(),
+            false => convert::document("document", message.document).map_err(to_status)?,
+        };
+        let new = NewExtract {
+            holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
+            as_of_us: message.as_of.as_ref().map(wire::timestamp_us),
+            format,
+            recipient,
+            document,
+            instrument_id: message.instrument_id,
+        };
+        let issued = self.service.issue_extract(&context, new).await;
+        let (extract, replayed) = issued.map_err(to_status)?;
+        let extract = Some(convert::extract(extract));
+        Ok(answered(pb::IssueExtractResponse { extract }, replayed))
     }
 
     async fn set_redemption_block(

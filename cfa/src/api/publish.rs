@@ -9,7 +9,10 @@ use proto::convert;
 use proto::ledger::v1 as ledger;
 use uuid::Uuid;
 
-use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
+use crate::model::{
+    ActStatus, CFA_RUB, CFA_RUB_DECIMALS, EnforcementAct, Instrument, IssueRedemption, Operation,
+};
+use crate::placement::Placement;
 use chain::Address;
 
 const SOURCE: &str = "cfa";
@@ -295,6 +298,44 @@ fn of_user(
     )
 }
 
+/// A placement has ended.
+pub fn placement_closed(
+    placement: &Placement,
+    decimals: u8,
+    reason: &str,
+    correlation_id: &str,
+    at_us: i64,
+) -> Event {
+    let id = &placement.instrument_id;
+    let payload = pb::PlacementClosedEvent {
+        context: context(correlation_id, ""),
+        instrument_id: id.clone(),
+        status: placement.status().code(),
+        issued: Some(convert::to_monetary_amount_minor(
+            id,
+            placement.issued_minor,
+            decimals,
+        )),
+        raised: Some(convert::to_monetary_amount_minor(
+            CFA_RUB,
+            placement.raised_minor,
+            CFA_RUB_DECIMALS,
+        )),
+        reason: reason.to_owned(),
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    let type_name = "dfa.cfa.v1.PlacementClosedEvent";
+    event(
+        topics::CFA,
+        event_id(type_name, id),
+        id,
+        type_name,
+        correlation_id,
+        at_us,
+        payload.encode_to_vec(),
+    )
+}
+
 /// Requests a push and an e-mail to a holder of a redeemed issue (specification 1.5).
 pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: i64) -> Event {
     let payload = pb::HolderNotificationEvent {
@@ -313,6 +354,43 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
     of_operation(
         operation,
         "dfa.cfa.v1.HolderNotificationEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+/// A freeze became active or was lifted, or a forced transfer ended.
+pub fn enforcement(act: &EnforcementAct, decimals: u8) -> Event {
+    let id = &act.instrument_id;
+    let amount =
+        (!act.is_whole()).then(|| convert::to_monetary_amount_minor(id, act.units_minor, decimals));
+    let document = match act.status {
+        ActStatus::Lifted => &act.lift_document,
+        _ => &act.document,
+    };
+    let payload = pb::EnforcementActEvent {
+        context: context(&act.correlation_id, &act.holder_id),
+        act_id: act.act_id.clone(),
+        instrument_id: id.clone(),
+        holder_id: act.holder_id.clone(),
+        to_user_id: act.to_user_id.clone(),
+        amount,
+        tx_hash: act.tx_hash.clone(),
+        at: Some(convert::to_timestamp_us(act.updated_at_us)),
+        kind: act.kind.as_str().to_owned(),
+        basis: act.basis.as_str().to_owned(),
+        status: act.status.as_str().to_owned(),
+        document: document.clone(),
+    };
+    let type_name = "dfa.cfa.v1.EnforcementActEvent";
+    // An act has one event per status.
+    let of_status = format!("{type_name}:{}", act.status.as_str());
+    event(
+        topics::CFA,
+        event_id(&of_status, &act.act_id),
+        &act.act_id,
+        type_name,
+        &act.correlation_id,
+        act.updated_at_us,
         payload.encode_to_vec(),
     )
 }

@@ -6,7 +6,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{Repo, code, damaged, optional_u64};
 use crate::error::Error;
-use crate::model::{Batch, BatchStatus, Operation};
+use crate::model::{Batch, BatchStatus};
 
 impl Repo {
     pub async fn batch(&self, batch_id: &str) -> Result<Option<Batch>, Error> {
@@ -69,10 +69,12 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
+    /// Saves a batch. One that has ended keeps no payload. Its row stays, to answer a repeat: the
+    /// chain answers its key with the first transaction, whatever the repeat contains.
     pub async fn save_batch_in_tx(&self, tx: &mut Tx, batch: &Batch) -> Result<(), Error> {
         sqlx::query(
             "UPDATE batch SET status = $2, tx_hash = $3, block_number = $4, failed = $5, \
-             gas_used = $6 WHERE batch_id = $1",
+             gas_used = $6, payload = CASE WHEN $2 = 1 THEN payload ELSE '' END WHERE batch_id = $1",
         )
         .bind(&batch.batch_id)
         .bind(batch.status.code())
@@ -101,24 +103,6 @@ impl Repo {
         .bind(now_us)
         .execute(&mut **tx)
         .await?;
-        Ok(())
-    }
-
-    /// Saves an operation with its payment and assigns it to a batch instead of an earlier one.
-    pub async fn assign_batch_in_tx(
-        &self,
-        tx: &mut Tx,
-        operation: &Operation,
-        batch_id: &str,
-    ) -> Result<(), Error> {
-        self.save_operation_in_tx(tx, operation).await?;
-        sqlx::query("UPDATE operation SET batch_id = $2, payment_minor = $3, fee_minor = $4 WHERE operation_id = $1")
-            .bind(&operation.operation_id)
-            .bind(batch_id)
-            .bind(operation.payment_minor)
-            .bind(operation.fee_minor)
-            .execute(&mut **tx)
-            .await?;
         Ok(())
     }
 }

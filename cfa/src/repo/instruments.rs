@@ -67,12 +67,13 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// Instruments whose contract deployment is not confirmed.
+    /// Activated instruments whose contract deployment is not confirmed.
     pub async fn draft_instruments(&self) -> Result<Vec<Instrument>, Error> {
-        let rows =
-            sqlx::query("SELECT * FROM instrument WHERE status = 1 ORDER BY registered_at_us")
-                .fetch_all(self.db.read())
-                .await?;
+        let rows = sqlx::query(
+            "SELECT * FROM instrument WHERE status = 1 AND activated = 1 ORDER BY registered_at_us",
+        )
+        .fetch_all(self.db.read())
+        .await?;
         rows.iter().map(decode).collect()
     }
 
@@ -137,9 +138,9 @@ impl Repo {
                 contract_address, currency_code, status, issue_limit_minor,
                 issued_minor, nominal, coupons, issued_at_us, matures_at_us, tick_size, lot_size, \
                 price_band_low, price_band_high, document_hash,
-                document_uri, idempotency_key, registered_at_us, updated_at_us)
+                document_uri, idempotency_key, registered_at_us, updated_at_us, activated)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, \
-                $18, $19, $20, $21, $22, $23)
+                $18, $19, $20, $21, $22, $23, $24)
              ON CONFLICT (instrument_id) DO NOTHING",
         )
         .bind(&instrument.instrument_id)
@@ -165,6 +166,7 @@ impl Repo {
         .bind(&instrument.idempotency_key)
         .bind(instrument.registered_at_us)
         .bind(instrument.updated_at_us)
+        .bind(instrument.activated)
         .execute(&mut **tx)
         .await?;
         Ok(done.rows_affected() == 1)
@@ -179,7 +181,8 @@ impl Repo {
         sqlx::query(
             "UPDATE instrument SET name = $2, contract_address = $3, status = $4, \
                 issue_limit_minor = $5, matures_at_us = $6, price_band_low = $7,
-                price_band_high = $8, document_hash = $9, document_uri = $10, updated_at_us = $11
+                price_band_high = $8, document_hash = $9, document_uri = $10, updated_at_us = $11, \
+                activated = $12
              WHERE instrument_id = $1",
         )
         .bind(&instrument.instrument_id)
@@ -193,6 +196,7 @@ impl Repo {
         .bind(&instrument.document_hash)
         .bind(&instrument.document_uri)
         .bind(instrument.updated_at_us)
+        .bind(instrument.activated)
         .execute(&mut **tx)
         .await?;
         Ok(())
@@ -306,5 +310,6 @@ fn decode(row: &SqliteRow) -> Result<Instrument, Error> {
         idempotency_key: row.try_get("idempotency_key")?,
         registered_at_us: row.try_get("registered_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
+        activated: row.try_get("activated")?,
     })
 }

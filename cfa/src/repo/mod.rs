@@ -3,34 +3,78 @@
 //! Reads use the reader pool. Functions `*_in_tx` write in the caller's transaction, so a state,
 //! its events and the inbox row of its cause commit together.
 
+mod anchors;
 mod batches;
+mod breaks;
+mod decisions;
+mod enforcement;
+mod extracts;
 mod instruments;
 mod offers;
 mod operations;
+mod placements;
+mod records;
 mod redemptions;
 mod registry;
+mod trades;
 mod users;
 
 use std::path::Path;
 
 use events::calls::{self, Answered, CallKey};
 use events::sqlite::Sqlite;
-use events::{Event, Tx};
+use events::{Event, Sealing, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 use types::Decimal;
 
 use crate::error::Error;
 
+pub use breaks::{AcceptedDifference, ChainBreak, OpenOperations};
+pub use enforcement::FreezeInsert;
 pub use offers::OfferInsert;
 pub use operations::{Inserted, OperationFilter};
-pub use registry::HolderMove;
+pub use placements::Allotted;
+pub use records::{OperationRecord, OperationRecords};
+pub use registry::{Correction, HolderMove};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
-    "0009_subscriptions", "0010_offers", "0011_past_holders"
+    "0009_subscriptions", "0010_offers", "0011_past_holders", "0012_placement", "0013_trades",
+    "0014_chain_breaks", "0015_decisions"
 );
+
+const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";
+
+/// Trades have no seals: their operations are compared with the ledger's, the registry with the
+/// chain.
+pub static SEALING: Sealing = Sealing {
+    exempt: &[
+        ("holding", FROM_CHAIN),
+        ("holding_history", FROM_CHAIN),
+        ("supply_history", FROM_CHAIN),
+    ],
+    partly: &[
+        (
+            "operation",
+            "ROW.flow <> 6",
+            "operations of trades are compared with the ledger's",
+        ),
+        (
+            "batch",
+            "ROW.status <> 1",
+            "an open batch is compared with its transaction at its end",
+        ),
+        (
+            "setting",
+            "ROW.name <> 'registry_block'",
+            "the position of the holder registry moves with each block",
+        ),
+    ],
+    columns: &[],
+    summed: &[("batch", "one per batch of trades")],
+};
 
 #[derive(Clone)]
 pub struct Repo {
@@ -40,7 +84,7 @@ pub struct Repo {
 impl Repo {
     pub async fn open(path: &Path) -> Result<Self, Error> {
         Ok(Self {
-            db: Sqlite::open(path, &MIGRATOR).await?,
+            db: Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?,
         })
     }
 

@@ -6,7 +6,7 @@ use sqlx::{QueryBuilder, Row};
 
 use super::{Repo, code};
 use crate::error::Error;
-use crate::model::{Offer, OfferSide, OfferStatus, Operation};
+use crate::model::{Offer, OfferLimit, OfferSide, OfferStatus, Operation};
 
 /// Result of `insert_offer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +70,12 @@ impl Repo {
     }
 
     /// Stores an offer unless its key exists, or more would be pending, active or not released yet
-    /// than `user_max` of the user or `issue_max` of the issue, each on this side.
+    /// than `user_max` of the user or `issue_max` of the issue, each on this side. A subscription
+    /// to a placement is counted by its pending and active ones.
     ///
     /// # Errors
-    /// `InstrumentNotActive` for a MATURED or REDEEMED issue.
+    /// `InstrumentNotActive` for a MATURED or REDEEMED issue; the refusals of
+    /// `require_placeable_in_tx`.
     pub async fn insert_offer(
         &self,
         new: &Offer,
@@ -84,8 +86,9 @@ impl Repo {
         let done = sqlx::query(
             "INSERT INTO offer (offer_id, side, instrument_id, user_id, units_minor, \
                 payment_minor, status, step, idempotency_key, correlation_id, expires_at_us, \
-                created_at_us, updated_at_us)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9, $10, $11, $11) ON CONFLICT DO NOTHING",
+                created_at_us, updated_at_us, in_placement, limit_state)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9, $10, $11, $11, $12, $13) \
+             ON CONFLICT DO NOTHING",
         )
         .bind(&new.offer_id)
         .bind(new.side.code())
@@ -98,6 +101,8 @@ impl Repo {
         .bind(&new.correlation_id)
         .bind(new.expires_at_us)
         .bind(new.created_at_us)
+        .bind(new.in_placement)
+        .bind(new.limit.code())
         .execute(&mut *tx)
         .await?;
         // Dropping the transaction rolls the insert back.
@@ -115,7 +120,10 @@ impl Repo {
         .fetch_one(&mut *tx)
         .await?;
         let mut is_above = of_user > user_max;
-        if let Some(issue_max) = issue_max {
+        if new.in_placement {
+            self.require_placeable_in_tx(&mut tx, new, issue_max.unwrap_or(i64::MAX))
+                .await?;
+        } else if let Some(issue_max) = issue_max {
             let of_issue: i64 = sqlx::query_scalar(
                 "SELECT COUNT(*) FROM offer INDEXED BY offer_live_of_issue \
                  WHERE instrument_id = $1 AND side = $2 AND (status < 3 OR step > 0)",
@@ -143,7 +151,8 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Stores the status, and whether a step is left. False if the stored status is not `before`.
+    /// Stores the status, and whether a step is left. The end of an offer ends its reservation of
+    /// limits. False if the stored status is not `before`.
     pub async fn save_offer_in_tx(
         &self,
         tx: &mut Tx,
@@ -152,7 +161,8 @@ impl Repo {
         has_step: bool,
     ) -> Result<bool, Error> {
         let done = sqlx::query(
-            "UPDATE offer SET status = $2, step = $3, updated_at_us = $4 \
+            "UPDATE offer SET status = $2, step = $3, updated_at_us = $4, limit_state = \
+                CASE WHEN limit_state = 1 AND $2 IN (4, 5, 6) THEN 3 ELSE limit_state END
              WHERE offer_id = $1 AND status = $5",
         )
         .bind(&offer.offer_id)
@@ -200,6 +210,89 @@ impl Repo {
         .fetch_optional(&mut **tx)
         .await?;
         row.as_ref().map(decode).transpose()
+    }
+
+    /// Assigns an operation to an allotted subscription.
+    pub async fn assign_operation_in_tx(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+        operation_id: &str,
+    ) -> Result<(), Error> {
+        sqlx::query("UPDATE offer SET operation_id = $2 WHERE offer_id = $1 AND status = 3")
+            .bind(id)
+            .bind(operation_id)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+
+    /// Ends an allotted subscription whose operation was not done. `is_held`: its payment is to be
+    /// released.
+    pub async fn return_allotted_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation_id: &str,
+        is_held: bool,
+        now_us: i64,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE offer SET status = 6, step = $3, updated_at_us = $2
+             WHERE operation_id = $1 AND operation_id <> '' AND status = 3",
+        )
+        .bind(operation_id)
+        .bind(now_us)
+        .bind(is_held)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Orders the end of the limit reservation of the offer that an operation has used.
+    pub async fn end_limit_of_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation_id: &str,
+        end: OfferLimit,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE offer SET limit_state = $2 \
+             WHERE operation_id = $1 AND operation_id <> '' AND limit_state = 1",
+        )
+        .bind(operation_id)
+        .bind(end.code())
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Offers whose limit reservation is to be confirmed or cancelled, oldest first.
+    pub async fn unended_offer_limits(&self, limit: i64) -> Result<Vec<Offer>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM offer INDEXED BY offer_limit WHERE limit_state IN (2, 3) \
+             ORDER BY updated_at_us LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Records that the limit reservations of these offers have ended.
+    pub async fn end_offer_limits(&self, ids: &[String]) -> Result<(), Error> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let ids = serde_json::to_string(ids).map_err(|error| Error::Damaged(error.to_string()))?;
+        let mut tx = self.begin().await?;
+        sqlx::query(
+            "UPDATE offer SET limit_state = 0 \
+             WHERE offer_id IN (SELECT value FROM json_each($1)) AND limit_state IN (2, 3)",
+        )
+        .bind(ids)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
     }
 
     /// Moves an offer whose step failed to the end of the queue. False if it has no step left.
@@ -302,7 +395,7 @@ impl Repo {
     }
 }
 
-fn decode(row: &SqliteRow) -> Result<Offer, Error> {
+pub(super) fn decode(row: &SqliteRow) -> Result<Offer, Error> {
     Ok(Offer {
         offer_id: row.try_get("offer_id")?,
         side: code(row, "side", OfferSide::from_code)?,
@@ -317,5 +410,10 @@ fn decode(row: &SqliteRow) -> Result<Offer, Error> {
         expires_at_us: row.try_get("expires_at_us")?,
         created_at_us: row.try_get("created_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
+        in_placement: row.try_get("in_placement")?,
+        limit: code(row, "limit_state", OfferLimit::from_code)?,
+        allotted_minor: row.try_get("allotted_minor")?,
+        allotted_payment_minor: row.try_get("allotted_payment_minor")?,
+        allotted_number: row.try_get("allotted_number")?,
     })
 }

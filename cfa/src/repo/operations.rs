@@ -32,7 +32,7 @@ pub struct OperationFilter {
     pub exclude_trades: bool,
 }
 
-const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
+pub(super) const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, \
      amount, units_minor, currency_code, idempotency_key, \
      external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, \
      from_user_id, to_user_id, trade_id, bookbuilding_id, \
@@ -42,8 +42,8 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
 
 /// Conditions of the partial indexes `operation_reference` and `operation_refused`. SQLite uses a
 /// partial index only if the statement repeats its condition.
-const NOT_REFUSED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
-const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
+pub(super) const NOT_REFUSED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
+pub(super) const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
 /// Indexes of a user's operations with their conditions. Together they contain each operation once.
 /// A page is merged from one page per index.
@@ -89,7 +89,8 @@ impl OperationFilter {
             query.push(")");
         }
         if self.exclude_trades {
-            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
+            // As in the condition of `operation_tx_other`.
+            query.push(format!(" AND flow <> {}", Flow::Trade.code()));
         }
     }
 }
@@ -183,14 +184,16 @@ impl Repo {
         redemption_id: &str,
     ) -> Result<Vec<Operation>, Error> {
         let (first, end) = holder_references(redemption_id);
-        let mut query = select("kind = 6 AND external_ref >= ");
+        // The index has the open operations alone, so a part costs what it contains.
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(format!(
+            "SELECT {COLUMNS} FROM operation INDEXED BY operation_maturing \
+             WHERE flow = 7 AND status IN (1, 5, 6) AND external_ref >= "
+        ));
         query
             .push_bind(first)
             .push(" AND external_ref < ")
             .push_bind(end)
-            .push(format!(
-                " AND {NOT_REFUSED} AND flow = 7 AND status IN (1, 5, 6) ORDER BY external_ref"
-            ));
+            .push(" ORDER BY external_ref");
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()
     }
@@ -211,8 +214,8 @@ impl Repo {
     }
 
     /// Open operations not changed since `before_us`, oldest first, strictly after the key `after`.
-    /// Excludes trades, which their batch drives, and operations of a maturing issue, which its
-    /// redemption drives.
+    /// Excludes trades, which their batch drives, operations of a maturing issue, which its
+    /// redemption drives, and those of a placement.
     pub async fn open_operations(
         &self,
         before_us: i64,
@@ -220,7 +223,7 @@ impl Repo {
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
         let mut query =
-            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7) AND updated_at_us < ");
+            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8) AND updated_at_us < ");
         query.push_bind(before_us);
         query
             .push(" AND (updated_at_us, operation_id) > (")
@@ -298,7 +301,13 @@ impl Repo {
         };
         let is_selective = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
         let mut query = if filter.user_id.is_empty() || is_selective {
-            let mut query = select("");
+            let mut query = match filter.exclude_trades && !filter.tx_hashes.is_empty() {
+                // A transaction has hundreds of trades.
+                true => QueryBuilder::new(format!(
+                    "SELECT {COLUMNS} FROM operation INDEXED BY operation_tx_other WHERE "
+                )),
+                false => select(""),
+            };
             if !filter.user_id.is_empty() {
                 // `IN` over three columns uses no index of the user: a reference or a transaction
                 // selects fewer operations than a user.
@@ -579,7 +588,7 @@ fn decode_deposit(row: &SqliteRow) -> SuspendedDeposit {
     }
 }
 
-fn decode(row: &SqliteRow) -> Result<Operation, Error> {
+pub(super) fn decode(row: &SqliteRow) -> Result<Operation, Error> {
     let rejection = match row.try_get::<Option<i32>, _>("rejection")? {
         Some(reason) => Some((
             Rejection::from_code(reason).ok_or_else(|| damaged("rejection"))?,

@@ -3,15 +3,31 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use events::Tx;
-use sqlx::Row;
+use events::{MultiRow, Script, Tx};
 use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row};
 
 use super::Repo;
 use crate::error::Error;
 use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
+
+static HOLDERS: MultiRow = MultiRow::new(
+    "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
+     SELECT * FROM (VALUES ",
+    6,
+    ") WHERE true LIMIT +? ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
+     block_number = excluded.block_number, updated_at_us = excluded.updated_at_us",
+);
+
+static HISTORY: MultiRow = MultiRow::new(
+    "INSERT INTO holding_history (token, address, block_number, time_us, units) \
+     SELECT * FROM (VALUES ",
+    5,
+    ") WHERE true LIMIT +? ON CONFLICT (token, address, block_number) \
+     DO UPDATE SET units = excluded.units",
+);
 
 /// Supply of a token after its last applied block.
 const LAST_SUPPLY: &str =
@@ -39,6 +55,16 @@ struct Folded<'a> {
     supply: BTreeMap<(&'a str, u64), (i64, i64)>,
     /// Tokens with an impossible move, and the block of the first.
     impossible: BTreeMap<&'a str, u64>,
+}
+
+/// The chain's balances of a token as of a block.
+pub struct Correction<'a> {
+    pub token: &'a str,
+    /// Address and units.
+    pub units: &'a [(String, i64)],
+    pub supply: i64,
+    pub block_number: u64,
+    pub time_us: i64,
 }
 
 /// State of a holder after the last applied block.
@@ -226,19 +252,13 @@ impl Repo {
             .iter()
             .filter(|change| !quarantined.contains(&change.token))
             .collect();
+        let stored = self.held_in_tx(tx, &moves).await?;
         let mut held = HashMap::new();
         for change in &moves {
             let holder = (change.token.as_str(), change.address.as_str());
-            if let Entry::Vacant(unread) = held.entry(holder) {
-                let units: Option<i64> = sqlx::query_scalar(
-                    "SELECT units FROM holding WHERE token = $1 AND address = $2",
-                )
-                .bind(&change.token)
-                .bind(&change.address)
-                .fetch_optional(&mut **tx)
-                .await?;
-                unread.insert(units.unwrap_or_default());
-            }
+            let of_holder = (change.token.clone(), change.address.clone());
+            held.entry(holder)
+                .or_insert_with(|| stored.get(&of_holder).copied().unwrap_or_default());
         }
         let mut supplies = HashMap::new();
         for change in &moves {
@@ -269,39 +289,65 @@ impl Repo {
         Ok(quarantined)
     }
 
+    /// Units of the holders that these moves name, by token and address.
+    async fn held_in_tx(
+        &self,
+        tx: &mut Tx,
+        moves: &[&HolderMove],
+    ) -> Result<HashMap<(String, String), i64>, Error> {
+        let named = moves
+            .iter()
+            .map(|of| [of.token.as_str(), of.address.as_str()]);
+        let named: BTreeSet<[&str; 2]> = named.collect();
+        // The outer loop is over the names: each is a search by the primary key.
+        let rows: Vec<(String, String, i64)> = sqlx::query_as(
+            "SELECT token, address, units FROM json_each($1) AS v CROSS JOIN holding \
+             ON token = json_extract(v.value, '$[0]') AND address = json_extract(v.value, '$[1]')",
+        )
+        .bind(serde_json::json!(named).to_string())
+        .fetch_all(&mut **tx)
+        .await?;
+        let rows = rows.into_iter();
+        Ok(rows
+            .map(|(token, address, units)| ((token, address), units))
+            .collect())
+    }
+
     /// Stores the applied moves: the holders' units, their history and that of the supplies.
     async fn save_in_tx(&self, tx: &mut Tx, folded: &Folded<'_>) -> Result<(), Error> {
-        for ((token, address), latest) in folded.latest() {
-            sqlx::query(
-                "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) \
-                 VALUES ($1, $2, $3, $4, $5, $6)
-                 ON CONFLICT (token, address) DO UPDATE SET units = excluded.units, \
-                    block_number = excluded.block_number,
-                    updated_at_us = excluded.updated_at_us",
+        let mut script = Script::default();
+        let latest: Vec<_> = folded.latest().into_iter().collect();
+        script
+            .add(
+                tx,
+                &HOLDERS,
+                &latest,
+                |((token, address), latest), values| {
+                    values.put((*token).to_owned());
+                    values.put((*address).to_owned());
+                    values.put(latest.units);
+                    values.put(latest.since_us);
+                    values.put(latest.block_number as i64);
+                    values.put(latest.time_us);
+                },
             )
-            .bind(token)
-            .bind(address)
-            .bind(latest.units)
-            .bind(latest.since_us)
-            .bind(latest.block_number as i64)
-            .bind(latest.time_us)
-            .execute(&mut **tx)
             .await?;
-        }
-        for ((token, address, block), (units, time_us)) in &folded.history {
-            sqlx::query(
-                "INSERT INTO holding_history (token, address, block_number, time_us, units) \
-                 VALUES ($1, $2, $3, $4, $5)
-                 ON CONFLICT (token, address, block_number) DO UPDATE SET units = excluded.units",
+        let history: Vec<_> = folded.history.iter().collect();
+        script
+            .add(
+                tx,
+                &HISTORY,
+                &history,
+                |((token, address, block), (units, time_us)), values| {
+                    values.put((*token).to_owned());
+                    values.put((*address).to_owned());
+                    values.put(*block as i64);
+                    values.put(*time_us);
+                    values.put(*units);
+                },
             )
-            .bind(token)
-            .bind(address)
-            .bind(*block as i64)
-            .bind(time_us)
-            .bind(units)
-            .execute(&mut **tx)
             .await?;
-        }
+        script.run(tx).await?;
         for ((token, block), (units, time_us)) in &folded.supply {
             sqlx::query(
                 "INSERT INTO supply_history (token, block_number, time_us, units) \
@@ -337,6 +383,67 @@ impl Repo {
         rows.collect()
     }
 
+    /// Block of the impossible event of a quarantined token.
+    pub async fn quarantined_since(&self, token: &str) -> Result<Option<u64>, Error> {
+        let block: Option<i64> =
+            sqlx::query_scalar("SELECT block_number FROM registry_quarantine WHERE token = $1")
+                .bind(token)
+                .fetch_optional(self.db.read())
+                .await?;
+        Ok(block.map(|block| block as u64))
+    }
+
+    /// All addresses that had units of a token.
+    pub async fn addresses_of(&self, token: &str) -> Result<BTreeSet<String>, Error> {
+        let found: Vec<String> = sqlx::query_scalar("SELECT address FROM holding WHERE token = $1")
+            .bind(token)
+            .fetch_all(self.db.read())
+            .await?;
+        Ok(found.into_iter().collect())
+    }
+
+    /// Sets a quarantined token's holders and supply to the chain's balances as of a block, and
+    /// ends its quarantine.
+    pub async fn correct_token_in_tx(
+        &self,
+        tx: &mut Tx,
+        correction: &Correction<'_>,
+    ) -> Result<(), Error> {
+        let (token, at) = (correction.token, correction.block_number);
+        let known: Vec<(String, i64)> =
+            sqlx::query_as("SELECT address, units FROM holding WHERE token = $1")
+                .bind(token)
+                .fetch_all(&mut **tx)
+                .await?;
+        let known: HashMap<String, i64> = known.into_iter().collect();
+        let mut folded = Folded::default();
+        for (address, units) in correction.units {
+            if known.get(address).copied().unwrap_or_default() != *units {
+                let row = (*units, correction.time_us);
+                folded.history.insert((token, address.as_str(), at), row);
+            }
+        }
+        let last: Option<i64> = sqlx::query_scalar(LAST_SUPPLY)
+            .bind(token)
+            .fetch_optional(&mut **tx)
+            .await?;
+        if last.unwrap_or_default() != correction.supply {
+            let row = (correction.supply, correction.time_us);
+            folded.supply.insert((token, at), row);
+        }
+        self.save_in_tx(tx, &folded).await?;
+        sqlx::query("DELETE FROM registry_quarantine WHERE token = $1")
+            .bind(token)
+            .execute(&mut **tx)
+            .await?;
+        // A token that was quarantined while its backlog was read.
+        sqlx::query("DELETE FROM registry_backlog WHERE token = $1")
+            .bind(token)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+
     pub async fn is_quarantined(&self, token: &str) -> Result<bool, Error> {
         let found: Option<i64> =
             sqlx::query_scalar("SELECT 1 FROM registry_quarantine WHERE token = $1")
@@ -366,6 +473,27 @@ impl Repo {
             }
         };
         Ok(units.unwrap_or_default())
+    }
+
+    /// Current units of addresses; those without units may be missing.
+    pub async fn units_of(
+        &self,
+        token: &str,
+        addresses: &[&str],
+    ) -> Result<HashMap<String, i64>, Error> {
+        if addresses.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let mut query =
+            QueryBuilder::<sqlx::Sqlite>::new("SELECT address, units FROM holding WHERE token = ");
+        query.push_bind(token).push(" AND address IN (");
+        let mut listed = query.separated(", ");
+        for address in addresses {
+            listed.push_bind(*address);
+        }
+        query.push(")");
+        let rows: Vec<(String, i64)> = query.build_query_as().fetch_all(self.db.read()).await?;
+        Ok(rows.into_iter().collect())
     }
 
     /// Current holders with units, newest first, strictly after the bound.

@@ -1,8 +1,9 @@
 //! Deploys the contracts shared by all instruments on the first start, and registers CFA-RUB.
 //!
-//! Every transaction has a fixed idempotency key, so a restart continues the deployment. The
-//! service stores the addresses, so a replaced chain is detected at startup and not by a failing
-//! redemption.
+//! One transaction deploys them with all their roles. It has a fixed idempotency key, so a restart
+//! continues the deployment; after a revert the next start deploys again. The service stores the
+//! addresses, so a replaced chain is detected at startup and not by a failing redemption. A
+//! deployment of version 1 keeps its contracts.
 
 use std::time::Duration;
 
@@ -13,12 +14,14 @@ use crate::api::publish;
 use crate::error::Error;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, FEES, Instrument, InstrumentStatus, InstrumentType,
-    REDEMPTION_ACCOUNT,
+    PLACEMENT_ACCOUNT, REDEMPTION_ACCOUNT,
 };
 use crate::repo::Repo;
-use chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus};
+use chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus, TokenCode, Version};
 
 const SETTING: &str = "contracts";
+/// Key of the deployment.
+const KEY: &str = "bootstrap:platform";
 const DEPLOY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
@@ -39,8 +42,9 @@ impl Stored {
         }
     }
 
-    fn contracts(&self) -> Option<Contracts> {
+    fn contracts(&self, version: Version) -> Option<Contracts> {
         Some(Contracts {
+            version,
             registry: self.registry.parse().ok()?,
             money: self.money.parse().ok()?,
             settlement: self.settlement.parse().ok()?,
@@ -49,91 +53,113 @@ impl Stored {
     }
 }
 
-async fn deploy(chain: &Connector, name: &str, action: &Action) -> Result<Address, Error> {
-    let submitted = chain
-        .submit(&format!("bootstrap:{name}"), &action.call())
-        .await?;
-    Ok(submitted.contract.expect("a deployment has an address"))
-}
-
-/// Returns the stored contracts, or deploys them and waits until they are in blocks.
+/// Returns the stored contracts, or deploys them and waits until they are in a block.
 pub async fn contracts(repo: &Repo, chain: &Connector) -> Result<Contracts, Error> {
     if let Some(text) = repo.setting(SETTING).await? {
-        let stored: Stored =
-            serde_json::from_str(&text).map_err(|error| Error::Damaged(error.to_string()))?;
-        let contracts = stored
-            .contracts()
-            .ok_or_else(|| Error::Damaged(SETTING.into()))?;
-        if !chain.has_code(&contracts.money).await? {
-            return Err(Error::Damaged(format!(
-                "no CFA-RUB contract at {}: this store belongs to another chain",
-                contracts.money
-            )));
-        }
-        return Ok(contracts);
+        return stored_contracts(chain, &text).await;
     }
-    let fee_account = Address::of_user(FEES);
-    let registry = deploy(chain, "registry", &Action::DeployRegistry).await?;
-    let token = Action::DeployToken {
-        name: "Digital rouble claim".into(),
-        symbol: CFA_RUB.into(),
-        decimals: CFA_RUB_DECIMALS,
-        registry,
-        agents: Vec::new(),
-    };
-    let money = deploy(chain, "money", &token).await?;
-    let settlement = deploy(
-        chain,
-        "settlement",
-        &Action::DeploySettlement { money, fee_account },
-    )
-    .await?;
-    let redemption = deploy(chain, "redemption", &Action::DeployRedemption { money }).await?;
-    for (name, agent) in [
-        ("settlement-agent", settlement),
-        ("redemption-agent", redemption),
-    ] {
-        chain
-            .submit(
-                &format!("bootstrap:{name}"),
-                &Action::AddAgent {
-                    contract: money,
-                    agent,
-                }
-                .call(),
-            )
-            .await?;
-    }
-    let system_accounts = Action::RegisterIdentities {
-        registry,
-        accounts: vec![fee_account, Address::of_user(REDEMPTION_ACCOUNT)],
-    };
-    let last = chain
-        .submit("bootstrap:house-accounts", &system_accounts.call())
-        .await?;
-    let receipt = chain
-        .wait_receipt(&last.tx_hash, DEPLOY_TIMEOUT)
-        .await?
-        .ok_or(Error::Unavailable("Blockchain"))?;
-    let contracts = Contracts {
+    let contracts = deploy(chain).await?;
+    let text = serde_json::to_string(&Stored::of(&contracts))
+        .map_err(|error| Error::Damaged(error.to_string()))?;
+    repo.set_setting(SETTING, &text).await?;
+    let Contracts {
         registry,
         money,
         settlement,
         redemption,
+        ..
+    } = contracts;
+    tracing::info!(%registry, %money, %settlement, %redemption, owner = %chain.owner(), "contracts deployed");
+    Ok(contracts)
+}
+
+/// The stored contracts, with the version that the code on the chain has. The code of version 1 has
+/// no known hash: its money token has the settlement contract as an agent.
+async fn stored_contracts(chain: &Connector, text: &str) -> Result<Contracts, Error> {
+    let stored: Stored =
+        serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
+    let damaged = || Error::Damaged(SETTING.into());
+    let money: Address = stored.money.parse().map_err(|_| damaged())?;
+    let version = match chain.token_code(&money).await? {
+        TokenCode::None => {
+            return Err(Error::Damaged(format!(
+                "no CFA-RUB contract at {money}: this store belongs to another chain"
+            )));
+        }
+        TokenCode::Unknown => Version::V1,
+        TokenCode::Token(version) => version,
     };
-    let is_complete = receipt.status == ReceiptStatus::Success
-        && chain.is_agent(&money, &settlement).await?
-        && chain.is_agent(&money, &redemption).await?
-        && chain.is_verified(&registry, &fee_account).await?;
-    if !is_complete {
-        return Err(
-            ChainError::Refused("the platform's contracts could not be deployed".into()).into(),
-        );
+    let contracts = stored.contracts(version).ok_or_else(damaged)?;
+    if version == Version::V1 {
+        let settlement = &contracts.settlement;
+        match chain.is_agent(&money, settlement).await {
+            Ok(true) => {}
+            Ok(false) | Err(ChainError::Refused(_) | ChainError::Malformed(_)) => {
+                return Err(Error::Damaged(format!(
+                    "the CFA-RUB contract at {money} is of an unknown version: start the version of \
+                     the platform that deployed it, or a later one"
+                )));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    let text = serde_json::to_string(&Stored::of(&contracts))
-        .map_err(|error| Error::Damaged(error.to_string()))?;
-    repo.set_setting(SETTING, &text).await?;
-    tracing::info!(%registry, %money, %settlement, %redemption, "contracts deployed");
+    Ok(contracts)
+}
+
+/// The first key whose deployment has not reverted. The cause of a revert, such as blocks with too
+/// little gas, may be removed at the next start.
+async fn deployment_key(chain: &Connector) -> Result<String, Error> {
+    let mut key = KEY.to_owned();
+    for attempt in 1_u32.. {
+        let Some(known) = chain.submission(&key).await? else {
+            break;
+        };
+        let receipt = chain.receipt(&known.tx_hash).await?;
+        if receipt.is_none_or(|receipt| receipt.status == ReceiptStatus::Success) {
+            break;
+        }
+        key = format!("{KEY}:{attempt}");
+    }
+    Ok(key)
+}
+
+async fn deploy(chain: &Connector) -> Result<Contracts, Error> {
+    let fee_account = Address::of_user(FEES);
+    let platform = Action::DeployPlatform {
+        name: "Digital rouble claim".into(),
+        symbol: CFA_RUB.into(),
+        decimals: CFA_RUB_DECIMALS,
+        owner: chain.owner(),
+        operator: chain.operator(),
+        fee_account,
+        accounts: [FEES, REDEMPTION_ACCOUNT, PLACEMENT_ACCOUNT]
+            .map(Address::of_user)
+            .to_vec(),
+    };
+    let key = deployment_key(chain).await?;
+    let submitted = chain.submit(&key, &platform.call()).await?;
+    let receipt = chain
+        .wait_receipt(&submitted.tx_hash, DEPLOY_TIMEOUT)
+        .await?
+        .ok_or(Error::Unavailable("Blockchain"))?;
+    let failed = || {
+        let hash = submitted.tx_hash;
+        let text = format!("transaction {hash} did not deploy the platform's contracts");
+        Error::from(ChainError::Refused(text))
+    };
+    let deployed = receipt
+        .contract_address
+        .filter(|_| receipt.status == ReceiptStatus::Success)
+        .ok_or_else(failed)?;
+    let contracts = Contracts::of_platform(&deployed);
+    let known = chain.token_code(&contracts.money).await?;
+    let is_complete = known == TokenCode::Token(contracts.version)
+        && chain.has_code(&contracts.settlement).await?
+        && chain.has_code(&contracts.redemption).await?
+        && chain.is_verified(&contracts.registry, &fee_account).await?;
+    if !is_complete {
+        return Err(failed());
+    }
     Ok(contracts)
 }
 
@@ -177,6 +203,7 @@ pub async fn money_instrument(
         idempotency_key: "bootstrap".into(),
         registered_at_us: now_us,
         updated_at_us: now_us,
+        activated: true,
     };
     let mut tx = repo.begin().await?;
     if repo.insert_instrument_in_tx(&mut tx, &instrument).await? {

@@ -12,13 +12,14 @@ use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use service_clients::{CallError, OperationType, PaymentStatus, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
+use super::workers::log_failure;
 use super::{PEER_CALLS, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE, Rejection,
-    Status, SuspendedDeposit,
+    BatchStatus, CFA_RUB, Flow, Instrument, OfferLimit, Operation, PAYOUT_FAILED_MESSAGE,
+    REVERTED_MESSAGE, Rejection, Status, SuspendedDeposit,
 };
 use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
@@ -48,10 +49,7 @@ impl Service {
 
     /// Like `drive`; the caller holds the operation's lock.
     async fn drive_held(&self, mut operation: Operation) -> Result<Operation, Error> {
-        // A batch drives its trades, and an issue's redemption drives its holders' operations.
-        while !operation.status.is_terminal()
-            && !matches!(operation.flow, Flow::Trade | Flow::Maturity)
-        {
+        while !operation.status.is_terminal() && !is_driven_elsewhere(operation.flow) {
             let step = saga::next(
                 operation.flow,
                 operation.trade_id.is_empty(),
@@ -59,6 +57,8 @@ impl Service {
             );
             match step {
                 Step::Wait => break,
+                // The sweep releases it later.
+                Step::ReleasePayout if self.is_money_broken() => break,
                 Step::Gate => self.gate(&mut operation).await?,
                 Step::ReserveLimit => self.reserve_limit(&mut operation).await?,
                 Step::SendChain => self.send_chain(&mut operation).await?,
@@ -126,7 +126,7 @@ impl Service {
                 .await
         };
         match gated {
-            Ok(()) => {}
+            Ok(()) => failpoint::reach(failpoint::GATED),
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 self.delete_unexecuted(operation).await?;
@@ -153,6 +153,9 @@ impl Service {
             .await?;
         if deleted {
             self.restore_offer_in_tx(&mut tx, operation).await?;
+        }
+        if deleted && operation.flow == Flow::ForceTransfer {
+            self.delete_transfer_act_in_tx(&mut tx, operation).await?;
         }
         if deleted && operation.flow == Flow::IssueInvestment {
             self.repo
@@ -263,14 +266,17 @@ impl Service {
                     ..units(account, reserve, false)
                 });
             }
-            Flow::Transfer => {
-                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+            Flow::Transfer | Flow::ForceTransfer => {
                 require_unpaid(operation)?;
-                postings.push(units(
-                    of(from, &instrument.instrument_id),
-                    of(to, &instrument.instrument_id),
-                    true,
-                ));
+                let account = |user_id: &str| of(user_id, &instrument.instrument_id);
+                // Of the freeze whose units a forced transfer takes.
+                let hold = operation.hold_id.as_deref();
+                let hold = hold.map(|id| peers::hold_id(Some(id))).transpose()?;
+                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+                postings.push(Posting {
+                    hold,
+                    ..units(account(from), account(to), true)
+                });
             }
             flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
@@ -294,6 +300,7 @@ impl Service {
                     token,
                     to: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 vec![operation.user_id.clone()],
             ),
@@ -302,6 +309,7 @@ impl Service {
                     token,
                     from: user,
                     units,
+                    id: self.contracts.operation_id(&id),
                 },
                 Vec::new(),
             ),
@@ -334,23 +342,18 @@ impl Service {
             ),
             Flow::Transfer => {
                 require_unpaid(operation)?;
-                let (from, to) = (
-                    Address::of_user(&operation.from_user_id),
-                    Address::of_user(&operation.to_user_id),
-                );
-                let users = vec![operation.from_user_id.clone(), operation.to_user_id.clone()];
-                (
-                    Action::Transfer {
-                        token,
-                        from,
-                        to,
-                        units,
-                    },
-                    users,
-                )
+                let (from_id, to_id) = (&operation.from_user_id, &operation.to_user_id);
+                let (from, to) = (Address::of_user(from_id), Address::of_user(to_id));
+                let transfer = Action::Transfer {
+                    token,
+                    from,
+                    to,
+                    units,
+                };
+                (transfer, vec![from_id.clone(), to_id.clone()])
             }
-            flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is driven by its batch or redemption", flow.as_str())
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement | Flow::ForceTransfer) => {
+                unreachable!("{} has no action here", flow.as_str())
             }
         })
     }
@@ -358,11 +361,21 @@ impl Service {
     /// Submits the chain transaction. Counts a refusal of the node as an attempt.
     async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
         let instrument = self.require_instrument(&operation.instrument_id).await?;
-        let (action, users) = self.action(operation, &instrument)?;
+        let (action, users) = match operation.flow {
+            Flow::ForceTransfer => (None, vec![operation.to_user_id.clone()]),
+            _ => {
+                let (action, users) = self.action(operation, &instrument)?;
+                (Some(action), users)
+            }
+        };
         let submitted = async {
             let users: Vec<&str> = users.iter().map(String::as_str).collect();
             self.ensure_registered(&users, &operation.correlation_id)
                 .await?;
+            let action = match action {
+                Some(action) => action,
+                None => self.forced_transfer_action(operation, &instrument).await?,
+            };
             Ok::<_, Error>(
                 self.chain
                     .submit(&format!("op:{}", operation.operation_id), &action.call())
@@ -534,10 +547,13 @@ impl Service {
             Chain::Succeeded,
             "a mint-back needs a final burn of its operation"
         );
+        // One id for all attempts: the contract accepts one of them.
+        let id = format!("{}:mint-back", operation.operation_id);
         let action = Action::Mint {
             token: self.contracts.money,
             to: Address::of_user(&operation.user_id),
             units: unsigned(operation.units_minor),
+            id: self.contracts.operation_id(&id),
         };
         let key = format!(
             "op:{}:mint-back:{}",
@@ -588,6 +604,7 @@ impl Service {
             let id = &operation.operation_id;
             let reversed = self.peers.reverse(&operation.correlation_id, id, reason);
             reversed.await?;
+            failpoint::reach(failpoint::REVERSED);
         }
         operation.progress.undone = true;
         self.save(operation).await
@@ -629,6 +646,10 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         count_ended(operation);
+        if operation.flow == Flow::ForceTransfer && status != Status::Finalized {
+            let id = &operation.operation_id;
+            log_failure("freeze", id, self.freeze_again(id).await);
+        }
         Ok(())
     }
 
@@ -651,6 +672,11 @@ impl Service {
                     self.repo
                         .unreserve_issue_in_tx(tx, &operation.instrument_id, operation.units_minor)
                         .await?;
+                }
+                if operation.flow == Flow::IssueInvestment {
+                    let end = limit_end(message.is_none());
+                    let id = &operation.operation_id;
+                    self.repo.end_limit_of_in_tx(tx, id, end).await?;
                 }
                 if let Some(message) = message
                     && operation.flow == Flow::IssueRub
@@ -677,8 +703,14 @@ impl Service {
                 }
                 "transfer"
             }
-            flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is driven by its batch or redemption", flow.as_str())
+            Flow::ForceTransfer => {
+                let has_failed = message.is_some();
+                let ended = self.end_transfer_act_in_tx(tx, operation, has_failed);
+                events.extend(ended.await?);
+                "forced_transfer"
+            }
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
+                unreachable!("{} is driven elsewhere", flow.as_str())
             }
         };
         Ok((subject, events))
@@ -690,6 +722,10 @@ impl Service {
             .parse()
             .map_err(|_| Refusal::field("tx_hash", "must be `0x` and 64 hex digits"))?;
         if let Some(batch) = self.repo.batch_by_tx(tx_hash).await? {
+            // Both the event and the caller that waits for the batch come here.
+            if batch.status != BatchStatus::Submitted {
+                return Ok(());
+            }
             let Some(receipt) = self.chain.receipt(&hash).await? else {
                 return Ok(());
             };
@@ -704,7 +740,7 @@ impl Service {
         };
         self.confirm_registration(tx_hash, &receipt).await?;
         for operation in waiting {
-            if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
+            if is_driven_elsewhere(operation.flow) {
                 continue;
             }
             let _lock = self.object_locks.lock(&operation.operation_id).await;
@@ -731,6 +767,20 @@ impl Service {
     }
 }
 
+/// A batch drives its trades, an issue's redemption its holders' operations, and a placement its
+/// deliveries.
+fn is_driven_elsewhere(flow: Flow) -> bool {
+    matches!(flow, Flow::Trade | Flow::Maturity | Flow::Placement)
+}
+
+/// How the reservation of a subscription ends with the operation that used it (F35).
+pub(super) fn limit_end(is_done: bool) -> OfferLimit {
+    match is_done {
+        true => OfferLimit::ToConfirm,
+        false => OfferLimit::ToCancel,
+    }
+}
+
 /// A deposit whose tokens were not issued (T24).
 pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> SuspendedDeposit {
     SuspendedDeposit {
@@ -750,7 +800,7 @@ pub(super) fn count_ended(operation: &Operation) {
     let status = operation.status.as_str();
     let seconds = (operation.updated_at_us - operation.created_at_us).max(0) as f64 / 1e6;
     match operation.flow {
-        Flow::IssueRub | Flow::IssueInvestment => {
+        Flow::IssueRub | Flow::IssueInvestment | Flow::Placement => {
             metrics::counter!("cfa_issuances_total", "type" => kind, "status" => status)
                 .increment(1);
             metrics::histogram!("issuance_duration_seconds").record(seconds);
@@ -760,7 +810,7 @@ pub(super) fn count_ended(operation: &Operation) {
                 .increment(1);
             metrics::histogram!("redemption_duration_seconds").record(seconds);
         }
-        Flow::Transfer | Flow::Trade => {
+        Flow::Transfer | Flow::Trade | Flow::ForceTransfer => {
             if operation.status == Status::Finalized {
                 let id = operation.instrument_id.clone();
                 metrics::counter!("cfa_transfers_total", "instrument_id" => id).increment(1);

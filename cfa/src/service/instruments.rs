@@ -5,16 +5,23 @@ use std::time::Duration;
 
 use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpec, SpecError};
 
+use super::decision::{DRAFTS_MAX, check_immutable, document_hash};
 use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
-use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+use crate::model::{
+    CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType, IssueDecision,
+};
+use crate::peers::SOURCE;
+use crate::placement::{Allotment, Lot, PERIOD_US_MAX, Placement, PlacementTerms};
 use crate::plan;
-use chain::{Action, Address, ReceiptStatus};
+use chain::contracts::id_hash;
+use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, TxHash, Version};
 
-/// Longest wait of RegisterInstrument for the contract before it returns a DRAFT.
+/// Longest wait of ActivateInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
+const AFTER_PLACEMENT: &str = "must be after the end of the placement";
 /// Name of the call under which answers are stored (D50).
 const UPDATE: &str = "UpdateInstrument";
 
@@ -39,6 +46,24 @@ pub struct NewInstrument {
     pub price_band_high: Option<Decimal>,
     pub document_hash: String,
     pub document_uri: String,
+    /// Empty: only the hash is registered.
+    pub document: Vec<u8>,
+    pub placement: Option<NewPlacement>,
+}
+
+/// Requested terms of a placement (F34).
+#[derive(Debug, Clone)]
+pub struct NewPlacement {
+    pub opens_at_us: i64,
+    pub closes_at_us: i64,
+    /// Roubles per unit; unset: the nominal.
+    pub price: Option<Decimal>,
+    /// Roubles.
+    pub minimum_sum: Option<Decimal>,
+    /// Units.
+    pub investor_minimum: Option<Decimal>,
+    pub investor_maximum: Option<Decimal>,
+    pub allotment: Allotment,
 }
 
 /// Unset fields stay unchanged.
@@ -52,11 +77,16 @@ pub struct InstrumentChange {
     pub name: Option<String>,
     pub document_hash: Option<String>,
     pub document_uri: Option<String>,
+    /// A halt may be ended: by a service, or by two persons (D32).
+    pub may_end_halt: bool,
 }
 
 impl Service {
-    /// Registers an issue, and deploys its token or adopts the contract at the given address. The
-    /// issue is ACTIVE as soon as the contract is deployed, else DRAFT. True for a repeat.
+    /// Registers an issue as a DRAFT. True for a repeat, which returns the issue as it is.
+    ///
+    /// # Errors
+    /// An invalid field; `InstrumentExists`; `TooManyDrafts` of the issuer; `ContractUnfit`;
+    /// `UserNotFound` for the issuer.
     pub async fn register_instrument(
         &self,
         meta: &RequestMeta,
@@ -64,17 +94,74 @@ impl Service {
     ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
         let key = &meta.idempotency_key;
-        let instrument = draft_of(&request, instrument_id, key, self.now_us());
+        let drafted = draft_of(&request, instrument_id, key, self.now_us());
+        let drafted = drafted.and_then(|instrument| {
+            let terms = placement_terms(&request, &instrument)?;
+            Ok((instrument, terms))
+        });
         let known = self.repo.instrument_by_key(&request.issuer_id, key);
         if let Some(known) = known.await? {
-            let is_same = |asked: &Instrument| is_same_issue(&known, asked);
-            if !instrument.as_ref().is_ok_and(is_same) {
+            let placed = self.repo.placement(&known.instrument_id).await?;
+            let placed = placed.map(|placement| placement.terms);
+            let is_same = |(asked, terms): &(Instrument, Option<PlacementTerms>)| {
+                is_same_issue(&known, asked) && placed == *terms
+            };
+            if !drafted.as_ref().is_ok_and(is_same) {
                 rpc::context::note_difference("RegisterInstrument", key);
             }
-            return Ok((self.complete_instrument(known).await?, true));
+            return Ok((known, true));
         }
-        let instrument = instrument?;
+        let (instrument, terms) = drafted?;
+        self.check_draft(meta, &instrument, terms.as_ref()).await?;
+        let decision = IssueDecision::of(&instrument.instrument_id, request.document);
+        let events = [
+            publish::instrument_registered(&instrument, &meta.correlation_id),
+            publish::audit(
+                "instrument.registered",
+                &instrument.instrument_id,
+                &meta.actor,
+                "",
+                instrument.status.as_str(),
+                &instrument.document_hash,
+                &meta.correlation_id,
+                instrument.updated_at_us,
+            ),
+        ];
+        let mut tx = self.repo.begin().await?;
+        if !self
+            .repo
+            .insert_instrument_in_tx(&mut tx, &instrument)
+            .await?
+        {
+            return Err(Refusal::InstrumentExists.into());
+        }
+        let issuer = &instrument.issuer_id;
+        if self.repo.count_drafts_in_tx(&mut tx, issuer).await? > DRAFTS_MAX {
+            return Err(Refusal::TooManyDrafts.into());
+        }
+        if let Some(terms) = terms {
+            let placement = Placement::new(&instrument.instrument_id, terms);
+            self.repo
+                .insert_placement_in_tx(&mut tx, &placement)
+                .await?;
+        }
+        self.repo.save_decision_in_tx(&mut tx, &decision).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        Ok((instrument, false))
+    }
+
+    /// Checks a new issue against the time, other issues, identity and the chain.
+    async fn check_draft(
+        &self,
+        meta: &RequestMeta,
+        instrument: &Instrument,
+        placed: Option<&PlacementTerms>,
+    ) -> Result<(), Error> {
         let now_us = self.clock.now_us();
+        if placed.is_some_and(|terms| terms.closes_at_us <= now_us) {
+            return Err(Refusal::field("placement.closes_at", "must be in the future").into());
+        }
         if instrument
             .matures_at_us
             .is_some_and(|at_us| at_us <= now_us)
@@ -82,7 +169,7 @@ impl Service {
             return Err(Refusal::field("matures_at", "must be in the future").into());
         }
         self.peers
-            .profile(&meta.correlation_id, &request.issuer_id)
+            .profile(&meta.correlation_id, &instrument.issuer_id)
             .await?;
         if self
             .repo
@@ -92,60 +179,39 @@ impl Service {
         {
             return Err(Refusal::InstrumentExists.into());
         }
-        if !request.contract_address.is_empty() {
-            self.check_adoptable(&instrument, &request.contract_address)
-                .await?;
+        let adopted = instrument.contract_address.as_str();
+        if !adopted.is_empty() {
+            self.check_adoptable(instrument, placed, adopted).await?;
         }
-        let mut tx = self.repo.begin().await?;
-        if !self
-            .repo
-            .insert_instrument_in_tx(&mut tx, &instrument)
-            .await?
-        {
-            return Err(Refusal::InstrumentExists.into());
-        }
-        tx.commit().await?;
-        match self.complete_instrument(instrument.clone()).await {
-            Err(error) if error.is_transient() => {
-                tracing::warn!(instrument_id = instrument.instrument_id, %error, "deployment is left to the sweep");
-                Ok((instrument, false))
-            }
-            done => Ok((done?, false)),
-        }
+        Ok(())
     }
 
-    /// Activates a DRAFT: deploys its contract, if it has none, and publishes the event. Ignores
-    /// other statuses.
+    /// Makes an activated DRAFT active: deploys its contract, if it has none, and publishes the
+    /// event. Ignores other issues.
     pub(super) async fn complete_instrument(
         &self,
         instrument: Instrument,
     ) -> Result<Instrument, Error> {
         let _lock = self.object_locks.lock(&instrument.instrument_id).await;
         let mut instrument = self.require_instrument(&instrument.instrument_id).await?;
-        if instrument.status != InstrumentStatus::Draft {
+        if instrument.status != InstrumentStatus::Draft || !instrument.activated {
             return Ok(instrument);
         }
         let issuer = instrument.issuer_id.as_str();
         self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
-        // An adopted contract may have transfers from any block.
-        let mut from_block = 0;
-        if instrument.contract_address.is_empty() {
-            let action = Action::DeployToken {
-                name: instrument.name.clone(),
-                symbol: instrument.instrument_id.clone(),
-                decimals: instrument.decimals,
-                registry: self.contracts.registry,
-                agents: vec![self.contracts.settlement, self.contracts.redemption],
-            };
-            let deployed = self.deploy(&instrument.instrument_id, &action).await?;
-            let Some((contract, block)) = deployed else {
-                return Ok(instrument);
-            };
-            instrument.contract_address = contract.to_string();
-            from_block = block;
-        }
-        instrument.status = InstrumentStatus::Active;
+        let placement = self.repo.placement(&instrument.instrument_id).await?;
+        let placed = placement.as_ref().map(|placement| &placement.terms);
+        let Some((contract, from_block)) = self.token_of_draft(&instrument, placed).await? else {
+            return Ok(instrument);
+        };
+        instrument.contract_address = contract;
+        let decision = self.repo.issue_decision(&instrument.instrument_id).await?;
+        // The period of its placement may have ended during the deployment.
+        instrument.status = match placement.is_some_and(|placement| placement.failed) {
+            true => InstrumentStatus::Halted,
+            false => InstrumentStatus::Active,
+        };
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;
         self.repo
@@ -154,22 +220,55 @@ impl Service {
         self.repo
             .add_token_in_tx(&mut tx, &instrument.contract_address, from_block)
             .await?;
-        let events = [
-            publish::instrument_registered(&instrument, &instrument.idempotency_key),
+        let key = &instrument.idempotency_key;
+        let mut events = vec![
+            publish::instrument_updated(&instrument, key),
             publish::audit(
-                "instrument.registered",
+                "instrument.active",
                 &instrument.instrument_id,
-                &instrument.issuer_id,
+                SOURCE,
                 InstrumentStatus::Draft.as_str(),
                 instrument.status.as_str(),
-                "",
-                &instrument.idempotency_key,
+                &instrument.contract_address,
+                key,
                 instrument.updated_at_us,
             ),
         ];
+        // An earlier version registered it and has published nothing.
+        if decision.is_none() {
+            events.insert(0, publish::instrument_registered(&instrument, key));
+        }
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         Ok(instrument)
+    }
+
+    /// The contract of an activated DRAFT, deployed or adopted, with the issue's terms, and the
+    /// block from which its transfers are read. `None` until the chain has it.
+    async fn token_of_draft(
+        &self,
+        instrument: &Instrument,
+        placed: Option<&PlacementTerms>,
+    ) -> Result<Option<(String, u64)>, Error> {
+        let adopted = instrument.contract_address.as_str();
+        if !adopted.is_empty() {
+            // A draft may be older than a rule, and its token may have changed since.
+            self.check_adoptable(instrument, placed, adopted).await?;
+            // An adopted contract may have transfers from any block.
+            let is_recorded = self.record_terms(instrument, placed).await?;
+            return Ok(is_recorded.then(|| (adopted.to_owned(), 0)));
+        }
+        let action = Action::DeployToken {
+            name: instrument.name.clone(),
+            symbol: instrument.instrument_id.clone(),
+            decimals: instrument.decimals,
+            registry: self.contracts.registry,
+            owner: self.chain.owner(),
+            grants: self.contracts.token_grants(self.chain.operator()),
+            terms: chain_terms(instrument, placed),
+        };
+        let deployed = self.deploy(&instrument.instrument_id, &action).await?;
+        Ok(deployed.map(|(contract, block)| (contract.to_string(), block)))
     }
 
     /// Deploys the token and returns its address and block. `None` until it is in a block. A
@@ -215,37 +314,76 @@ impl Service {
         }
     }
 
-    /// Checks code, decimals and symbol at the address, and that the platform's operator and
-    /// contracts are its agents (T32).
-    async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
+    /// Sets document and terms in an adopted token that has none (F31). False until they are in a
+    /// block.
+    async fn record_terms(
+        &self,
+        instrument: &Instrument,
+        placed: Option<&PlacementTerms>,
+    ) -> Result<bool, Error> {
+        let Some(terms) = chain_terms(instrument, placed) else {
+            return Ok(true);
+        };
+        let token = self.token(instrument)?;
+        if self.chain.token_terms(&token).await?.is_some() {
+            return Ok(true);
+        }
+        let instrument_id = &instrument.instrument_id;
+        let action = Action::SetTerms { token, terms };
+        let key = format!("instrument:{instrument_id}:terms");
+        let submitted = self.chain.submit(&key, &action.call()).await?;
+        let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+        match receipt.await?.map(|receipt| receipt.status) {
+            None => Ok(false),
+            Some(ReceiptStatus::Success) => Ok(true),
+            Some(ReceiptStatus::Reverted) => Err(Error::Damaged(format!(
+                "transaction {} that sets the terms of {instrument_id} in its token reverted",
+                submitted.tx_hash
+            ))),
+        }
+    }
+
+    /// Checks that the address has the code of the platform's tokens, the issue's symbol and
+    /// decimals, the platform's allow-list and owner, no account with other roles than the platform
+    /// gives, and no other terms than the issue's (T32, F31).
+    /// `placed`: the terms of the issue's placement.
+    pub(super) async fn check_adoptable(
+        &self,
+        instrument: &Instrument,
+        placed: Option<&PlacementTerms>,
+        address: &str,
+    ) -> Result<(), Error> {
         let address: Address = address.parse().map_err(|_| {
             Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
         })?;
         let unfit = |why: &str| Error::from(Refusal::ContractUnfit(why.to_owned()));
-        if !self.chain.has_code(&address).await? {
-            return Err(unfit("no code at the address"));
+        match self.chain.token_code(&address).await? {
+            TokenCode::None => return Err(unfit("no code at the address")),
+            TokenCode::Unknown | TokenCode::Token(Version::V1) => {
+                return Err(unfit("its code is not that of the platform's tokens"));
+            }
+            TokenCode::Token(Version::V2) => {}
         }
-        let metadata = self
-            .chain
-            .token_metadata(&address)
-            .await
-            .map_err(|_| unfit("not a token"))?;
+        // The code is known, so a failure is one of the node.
+        let metadata = self.chain.token_metadata(&address).await?;
         if metadata.decimals != instrument.decimals || metadata.symbol != instrument.instrument_id {
             return Err(unfit("symbol or decimals differ"));
         }
-        for agent in [
-            self.chain.operator(),
-            self.contracts.settlement,
-            self.contracts.redemption,
-        ] {
-            if !self
-                .chain
-                .is_agent(&address, &agent)
-                .await
-                .map_err(|_| unfit("not a permissioned token"))?
-            {
-                return Err(unfit("the platform is not its agent"));
-            }
+        let rights = self.chain.token_rights(&address).await?;
+        if rights.registry != self.contracts.registry {
+            return Err(unfit("it has another allow-list"));
+        }
+        if rights.owner != self.chain.owner() || rights.pending_owner.is_some() {
+            return Err(unfit("it has another owner"));
+        }
+        let mut wanted = self.contracts.token_grants(self.chain.operator());
+        wanted.sort_unstable();
+        if rights.grants != wanted {
+            return Err(unfit("its roles are not those of the platform"));
+        }
+        let terms = self.chain.token_terms(&address).await?;
+        if terms.is_some() && terms != chain_terms(instrument, placed) {
+            return Err(unfit("its terms are those of another issue"));
         }
         Ok(())
     }
@@ -297,19 +435,28 @@ impl Service {
         change: InstrumentChange,
     ) -> Result<Instrument, Error> {
         let mut instrument = before.clone();
+        if instrument.status == InstrumentStatus::Draft {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
+        let placement = self.repo.placement(&before.instrument_id).await?;
+        if let Some(placement) = &placement {
+            check_placed(placement, before, &change)?;
+        }
         if let Some(status) = change.status
             && status != instrument.status
         {
-            // A deployment activates a DRAFT and a redemption ends an issue. Callers make all other
-            // transitions.
-            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
-                && instrument.status != InstrumentStatus::Draft;
+            // A redemption ends an issue. Callers make all other transitions.
+            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft);
             if !is_manual || !instrument.status.may_become(status) {
                 return Err(Refusal::OperationState.into());
             }
             if status == InstrumentStatus::Active {
+                if !change.may_end_halt {
+                    return Err(Refusal::ApprovalRequired.into());
+                }
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
+                self.require_no_break(&instrument.instrument_id).await?;
             }
             instrument.status = status;
         }
@@ -346,8 +493,102 @@ impl Service {
         if terms(&instrument) != terms(before) {
             check_terms(&instrument)?;
         }
+        check_immutable(before, &instrument)?;
         Ok(instrument)
     }
+}
+
+/// Refuses changes of what a placement promises: its terms never change, and an issue whose
+/// placement has failed does not trade.
+fn check_placed(
+    placement: &Placement,
+    before: &Instrument,
+    change: &InstrumentChange,
+) -> Result<(), Refusal> {
+    let limit = change
+        .issue_limit
+        .map(|limit| limit.to_minor(before.decimals));
+    if limit.is_some_and(|limit| limit.ok() != before.issue_limit_minor) {
+        return Err(Refusal::field("issue_limit", "is a term of the placement"));
+    }
+    let closes_at_us = placement.terms.closes_at_us;
+    if change
+        .matures_at_us
+        .is_some_and(|at_us| at_us <= closes_at_us)
+    {
+        return Err(Refusal::field("matures_at", AFTER_PLACEMENT));
+    }
+    match change.status {
+        Some(InstrumentStatus::Matured) if placement.is_under_way() => {
+            Err(Refusal::PlacementUnderWay)
+        }
+        Some(InstrumentStatus::Active) if placement.failed => Err(Refusal::OperationState),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the terms of a placement of the instrument. `None` if none is requested.
+fn placement_terms(
+    request: &NewInstrument,
+    instrument: &Instrument,
+) -> Result<Option<PlacementTerms>, Refusal> {
+    let Some(new) = &request.placement else {
+        return Ok(None);
+    };
+    let (opens_at_us, closes_at_us) = (new.opens_at_us, new.closes_at_us);
+    if opens_at_us >= closes_at_us || closes_at_us - opens_at_us > PERIOD_US_MAX {
+        let why = "must be after opens_at, at most a year";
+        return Err(Refusal::field("placement.closes_at", why));
+    }
+    if instrument.is_mature(closes_at_us) {
+        return Err(Refusal::field("matures_at", AFTER_PLACEMENT));
+    }
+    let price = new.price.or(instrument.nominal);
+    let price =
+        price.ok_or_else(|| Refusal::field("placement.price", "is required without a nominal"))?;
+    let lot = Lot::new(instrument.lot_size, instrument.decimals, price)?;
+    let size_minor = instrument
+        .issue_limit_minor
+        .ok_or_else(|| Refusal::field("issue_limit", "is required with a placement"))?;
+    let lots = |field: &'static str, units_minor: i64| {
+        let count = lot.count(units_minor);
+        count.ok_or_else(|| Refusal::field(field, "must be a number of whole lots"))
+    };
+    let most = lot.payment(lots("issue_limit", size_minor)?);
+    let most = most.ok_or_else(|| Refusal::field("placement.price", "is too large"))?;
+    let bound = |field: &'static str, asked: Option<Decimal>| -> Result<i64, Refusal> {
+        let Some(asked) = asked else { return Ok(0) };
+        if !asked.is_positive() {
+            return Err(Refusal::field(field, "must be greater than zero"));
+        }
+        let minor = units(field, asked, instrument.decimals)?;
+        lots(field, minor).map(|_| minor)
+    };
+    let investor_min_minor = bound("placement.investor_minimum", new.investor_minimum)?;
+    let investor_max_minor = bound("placement.investor_maximum", new.investor_maximum)?;
+    let least = investor_min_minor.max(lot.units_minor);
+    if least > size_minor || investor_max_minor != 0 && investor_max_minor < least {
+        let field = "placement.investor_minimum";
+        return Err(Refusal::field(
+            field,
+            "is above the maximum or the issue_limit",
+        ));
+    }
+    let minimum = new.minimum_sum.unwrap_or(Decimal::ZERO);
+    let minimum_minor = units("placement.minimum_sum", minimum, CFA_RUB_DECIMALS)?;
+    if !(0..=most).contains(&minimum_minor) {
+        let why = "must be at least zero and at most the price of the whole issue";
+        return Err(Refusal::field("placement.minimum_sum", why));
+    }
+    Ok(Some(PlacementTerms {
+        opens_at_us,
+        closes_at_us,
+        price,
+        minimum_minor,
+        investor_min_minor,
+        investor_max_minor,
+        allotment: new.allotment,
+    }))
 }
 
 fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal> {
@@ -365,6 +606,20 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
         )),
         _ => Ok(()),
     }
+}
+
+/// Document and terms of the issue for its token (F31). `None` without a document: they can be set
+/// later, once. A document hash that is not 32 bytes in hex, or is zero, which contracts read as
+/// no document, is recorded by the keccak256 of its text.
+fn chain_terms(instrument: &Instrument, placed: Option<&PlacementTerms>) -> Option<Terms> {
+    let document = instrument.document_hash.as_str();
+    let none = Terms::default().document_hash;
+    let hash = document.parse::<TxHash>().ok().filter(|hash| *hash != none);
+    (!document.is_empty()).then(|| Terms {
+        document_hash: hash.unwrap_or_else(|| id_hash(document)),
+        terms_hash: id_hash(&instrument.terms_text(placed)),
+        document_uri: instrument.document_uri.clone(),
+    })
 }
 
 /// Parses an optional address and returns its canonical text; empty if none is given.
@@ -406,10 +661,8 @@ fn draft_of(
         return Err(Refusal::field("decimals", "must be at most 18"));
     }
     if request.issuer_id.is_empty() || request.issuer_id.contains(':') {
-        return Err(Refusal::field(
-            "issuer_id",
-            "must not be empty or contain `:`",
-        ));
+        let why = "must not be empty or contain `:`";
+        return Err(Refusal::field("issuer_id", why));
     }
     if !matches!(request.currency_code.as_str(), "" | CURRENCY) {
         return Err(Refusal::field("currency_code", "must be RUB"));
@@ -475,18 +728,20 @@ fn draft_of(
         lot_size,
         price_band_low: request.price_band_low,
         price_band_high: request.price_band_high,
-        document_hash: request.document_hash.clone(),
+        document_hash: document_hash(&request.document_hash, &request.document)?,
         document_uri: request.document_uri.clone(),
         idempotency_key: key.to_owned(),
         registered_at_us: now_us,
         updated_at_us: now_us,
+        activated: false,
     };
     check_tradable(&instrument)?;
     check_terms(&instrument)?;
     Ok(instrument)
 }
 
-/// Whether two registrations agree in the terms that UpdateInstrument cannot change.
+/// Whether two registrations agree in their terms, except those that an earlier version could
+/// change. The document may be given with its signature.
 fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
     let terms = |of: &Instrument| {
         (
@@ -495,7 +750,9 @@ fn is_same_issue(known: &Instrument, asked: &Instrument) -> bool {
             (of.issued_at_us, of.tick_size, of.lot_size),
         )
     };
-    terms(known) == terms(asked)
+    let is_same_document =
+        asked.document_hash.is_empty() || asked.document_hash == known.document_hash;
+    is_same_document && terms(known) == terms(asked)
 }
 
 fn check_name(name: &str) -> Result<(), Refusal> {

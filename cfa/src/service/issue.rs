@@ -11,7 +11,8 @@ use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit, user_rejection,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, Operation, Rejection, Status, SuspendedDeposit,
+    user_rejection,
 };
 use crate::repo::Inserted;
 
@@ -211,6 +212,9 @@ impl Service {
 
     /// Issues units of an instrument. They are reserved in the issue limit, posted in the ledger,
     /// and then exchanged for the payment in one chain transaction.
+    ///
+    /// # Errors
+    /// `PlacementOnly` for an issue with a placement, `NotSubscribed`, `InstrumentNotActive`.
     pub async fn issue_investment(
         &self,
         meta: &RequestMeta,
@@ -244,7 +248,7 @@ impl Service {
         if let Some(known) = known {
             return Ok(replayed(known, |stored| same_terms(stored, &operation)));
         }
-        let instrument = self.active_instrument(&request.instrument_id).await?;
+        let instrument = self.unplaced_instrument(&request.instrument_id).await?;
         let mut refusal = self.issue_refusal(&operation).await?;
         let mut tx = self.repo.begin().await?;
         self.repo
@@ -286,6 +290,15 @@ impl Service {
             operation: self.drive_best_effort(operation).await?,
             replayed: false,
         })
+    }
+
+    /// An ACTIVE instrument without a placement.
+    async fn unplaced_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {
+        let instrument = self.active_instrument(instrument_id).await?;
+        match self.repo.placement(instrument_id).await? {
+            None => Ok(instrument),
+            Some(_) => Err(Refusal::PlacementOnly.into()),
+        }
     }
 
     /// Asks identity about the investor: profile, limits, sanctions lists. `Some`: rejected.

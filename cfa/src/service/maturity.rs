@@ -23,7 +23,7 @@
 //! step 2. Its parties are not paid, and their units not burned, until an operator resolves the
 //! difference.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use service_clients::OperationType;
@@ -72,9 +72,9 @@ impl Service {
     ///
     /// # Errors
     /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
-    /// `NotMatured`, a refused `record_date`, `NothingToPay`. After the stop of trading, with the
-    /// issue MATURED and no redemption recorded: `OperationsOpen`, `Unavailable` of the ledger, and
-    /// `NothingToPay` for units that an operation moved meanwhile.
+    /// `NotMatured`, a refused `record_date`, `PlacementUnderWay`, `NothingToPay`. After the stop
+    /// of trading, with the issue MATURED and no redemption recorded: `OperationsOpen`,
+    /// `Unavailable` of the ledger, and `NothingToPay` for units that an operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         meta: &RequestMeta,
@@ -104,6 +104,10 @@ impl Service {
             return Err(Refusal::InstrumentNotActive.into());
         }
         let record_date_us = record_date(&instrument, &request, self.clock.now_us())?;
+        let placement = self.repo.placement(instrument_id).await?;
+        if placement.is_some_and(|placement| placement.is_under_way()) {
+            return Err(Refusal::PlacementUnderWay.into());
+        }
         // The snapshot is at the end of the record day (R099).
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.payments_due(&instrument, cut_off_us).await?;
@@ -325,7 +329,7 @@ impl Service {
             self.fail(&mut redemption, "units would be burned without payment")
                 .await?;
         }
-        let mut refused = BTreeSet::new();
+        let (mut refused, mut waiting) = (BTreeSet::new(), VecDeque::new());
         loop {
             match redemption.status {
                 RedemptionStatus::Snapshot | RedemptionStatus::Underfunded => {
@@ -335,7 +339,7 @@ impl Service {
                 }
                 RedemptionStatus::Funded | RedemptionStatus::Submitted => {
                     let advanced = self
-                        .distribute(&mut redemption, &instrument, &mut refused)
+                        .distribute(&mut redemption, &instrument, &mut refused, &mut waiting)
                         .await?;
                     if !advanced {
                         return Ok(redemption);
@@ -441,6 +445,7 @@ impl Service {
 
     async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
         let submitted = self.chain.submit(key, &action.call()).await?;
+        failpoint::reach(failpoint::REDEMPTION_SUBMITTED);
         let receipt = self
             .chain
             .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
@@ -475,12 +480,14 @@ impl Service {
 
     /// The operations of the next part. These are open ones left by a crash or an unavailable peer,
     /// or else new ones for holders that are neither served nor in `refused`. Adds holders whose
-    /// units differ from their line to `refused`.
+    /// units differ from their line to `refused`. `waiting` keeps the holders that are left between
+    /// the parts of one drive, so the holders are read twice per drive and not once per part.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
         instrument: &Instrument,
         refused: &mut BTreeSet<String>,
+        waiting: &mut VecDeque<RedemptionLine>,
     ) -> Result<Vec<Operation>, Error> {
         let left = self
             .repo
@@ -490,13 +497,59 @@ impl Service {
             return Ok(left);
         }
         self.catch_up_registry().await?;
+        let mut is_read = false;
+        loop {
+            if waiting.is_empty() {
+                // A second reading finds holders that the first one of this drive did not.
+                if is_read {
+                    return Ok(Vec::new());
+                }
+                *waiting = self.waiting_lines(redemption, instrument, refused).await?;
+                is_read = true;
+            }
+            let part: Vec<_> = waiting.drain(..PART.min(waiting.len())).collect();
+            let addresses: Vec<&str> = part.iter().map(|line| line.address.as_str()).collect();
+            let token = &instrument.contract_address;
+            let held = self.repo.units_of(token, &addresses).await?;
+            let is_changed = |line: &RedemptionLine| {
+                held.get(&line.address).copied().unwrap_or_default() != line.units_minor
+            };
+            let (changed, part): (Vec<_>, Vec<_>) = part.into_iter().partition(is_changed);
+            for line in changed {
+                tracing::error!(
+                    redemption_id = redemption.redemption_id,
+                    address = line.address,
+                    recorded_minor = line.units_minor,
+                    held_minor = held.get(&line.address).copied().unwrap_or_default(),
+                    "units of a holder changed after the redemption was recorded: resolve the difference"
+                );
+                refused.insert(reference_of(redemption, &line));
+            }
+            let rows = self.record_part(redemption, instrument, &part).await?;
+            if !rows.is_empty() {
+                return Ok(rows);
+            }
+        }
+    }
+
+    /// The holders that are neither served nor in `refused`: those of the redemption, and others
+    /// that have units now, whose line has none.
+    async fn waiting_lines(
+        &self,
+        redemption: &IssueRedemption,
+        instrument: &Instrument,
+        refused: &BTreeSet<String>,
+    ) -> Result<VecDeque<RedemptionLine>, Error> {
         let mut lines: BTreeMap<String, RedemptionLine> = BTreeMap::new();
         for line in &redemption.lines {
             lines.insert(line.address.clone(), line.clone());
         }
-        let mut held = BTreeMap::new();
-        for holder in self.all_holders(&instrument.contract_address, None).await? {
-            held.insert(holder.address.clone(), holder.units_minor);
+        let holders = self.all_holders(&instrument.contract_address, None).await?;
+        // The next drive ends the redemption as failed.
+        if redemption.total_minor == 0 && !holders.is_empty() {
+            return Err(Refusal::NothingToPay.into());
+        }
+        for holder in holders {
             lines
                 .entry(holder.address.clone())
                 .or_insert(RedemptionLine {
@@ -506,60 +559,29 @@ impl Service {
                     payment_minor: 0,
                 });
         }
-        // The next drive ends the redemption as failed.
-        if redemption.total_minor == 0 && !held.is_empty() {
-            return Err(Refusal::NothingToPay.into());
-        }
         // Holders of a reverted part are served again after a restart of the redemption.
         let served = self.repo.served_holders(&redemption.redemption_id).await?;
+        let is_waiting = |line: &RedemptionLine| {
+            let reference = reference_of(redemption, line);
+            !served.contains(&reference) && !refused.contains(&reference)
+        };
+        Ok(lines.into_values().filter(is_waiting).collect())
+    }
+
+    /// Stores an operation per line, and returns those that were not stored before.
+    async fn record_part(
+        &self,
+        redemption: &IssueRedemption,
+        instrument: &Instrument,
+        part: &[RedemptionLine],
+    ) -> Result<Vec<Operation>, Error> {
         let now_us = self.now_us();
-        let mut rows = Vec::new();
+        let mut rows = Vec::with_capacity(part.len());
         let mut tx = self.repo.begin().await?;
-        for (address, line) in lines {
-            let reference = format!("{}:{address}", redemption.redemption_id);
-            let name = attempt_key(reference.clone(), redemption);
-            let operation_id = derived::holder_redemption(&name).to_string();
-            if served.contains(&reference) || refused.contains(&reference) {
-                continue;
-            }
-            let burn_minor = held.get(&address).copied().unwrap_or_default();
-            if burn_minor != line.units_minor {
-                tracing::error!(
-                    redemption_id = redemption.redemption_id,
-                    address,
-                    recorded_minor = line.units_minor,
-                    held_minor = burn_minor,
-                    "units of a holder changed after the redemption was recorded: resolve the difference"
-                );
-                refused.insert(reference);
-                continue;
-            }
-            // A holder without a user id is served only on the chain.
-            let user_id = if line.user_id.is_empty() {
-                &address
-            } else {
-                &line.user_id
-            };
-            let mut operation = Operation::new(
-                Flow::Maturity,
-                user_id,
-                &operation_id,
-                &redemption.redemption_id,
-                now_us,
-            );
-            operation.operation_id = operation_id;
-            operation.amount = Decimal::from_minor(burn_minor, instrument.decimals);
-            operation.units_minor = burn_minor;
-            operation.currency_code = instrument.instrument_id.clone();
-            operation.instrument_id = instrument.instrument_id.clone();
-            operation.external_ref = reference;
-            operation.from_user_id = user_id.clone();
-            operation.payment_minor = line.payment_minor;
-            match self
-                .repo
-                .insert_operation_in_tx(&mut tx, &operation)
-                .await?
-            {
+        for line in part {
+            let operation = holder_operation(redemption, instrument, line, now_us);
+            let inserted = self.repo.insert_operation_in_tx(&mut tx, &operation);
+            match inserted.await? {
                 Inserted::Done => rows.push(operation),
                 Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
                 // Skipping the holder would end the redemption without the holder's payment.
@@ -569,9 +591,6 @@ impl Service {
                         operation.external_ref, stored.operation_id
                     )));
                 }
-            }
-            if rows.len() == PART {
-                break;
             }
         }
         tx.commit().await?;
@@ -585,20 +604,12 @@ impl Service {
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
         refused: &mut BTreeSet<String>,
+        waiting: &mut VecDeque<RedemptionLine>,
     ) -> Result<bool, Error> {
-        let mut rows = self.next_part(redemption, instrument, refused).await?;
+        let next = self.next_part(redemption, instrument, refused, waiting);
+        let mut rows = next.await?;
         if rows.is_empty() && !refused.is_empty() {
-            tracing::error!(
-                redemption_id = redemption.redemption_id,
-                instrument_id = redemption.instrument_id,
-                holders = refused.len(),
-                severity = "critical",
-                "holders of a redeemed issue cannot be paid yet"
-            );
-            self.health.set_failing(
-                &health_part(&redemption.instrument_id),
-                format!("{} holders cannot be paid yet", refused.len()),
-            );
+            self.report_refused(redemption, refused.len());
             return Ok(false);
         }
         if rows.is_empty() {
@@ -700,6 +711,19 @@ impl Service {
         Ok(true)
     }
 
+    fn report_refused(&self, redemption: &IssueRedemption, holders: usize) {
+        tracing::error!(
+            redemption_id = redemption.redemption_id,
+            instrument_id = redemption.instrument_id,
+            holders,
+            severity = "critical",
+            "holders of a redeemed issue cannot be paid yet"
+        );
+        let part = health_part(&redemption.instrument_id);
+        let reason = format!("{holders} holders cannot be paid yet");
+        self.health.set_failing(&part, reason);
+    }
+
     /// Posts the operations of a part together, or one by one if the ledger refuses them together.
     /// Returns the reason of each refused operation by its id. Does not use the ledger's
     /// independent mode, because it stores a refusal under the operation's key forever.
@@ -711,7 +735,10 @@ impl Service {
     ) -> Result<BTreeMap<String, String>, Error> {
         let mut refused = BTreeMap::new();
         match self.peers.post(correlation_id, operations, scales).await {
-            Ok(()) => return Ok(refused),
+            Ok(()) => {
+                failpoint::reach(failpoint::PART_POSTED);
+                return Ok(refused);
+            }
             Err(error) if error.is_transient() => return Err(error),
             Err(_) => {}
         }
@@ -781,6 +808,7 @@ impl Service {
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::PART_ENDED);
         rows.iter().for_each(count_ended);
         Ok(())
     }
@@ -901,6 +929,44 @@ fn attempt_key(name: String, redemption: &IssueRedemption) -> String {
         0 => name,
         attempt => format!("{name}:try-{attempt}"),
     }
+}
+
+fn reference_of(redemption: &IssueRedemption, line: &RedemptionLine) -> String {
+    format!("{}:{}", redemption.redemption_id, line.address)
+}
+
+/// The operation that pays a holder and burns the units, in the current attempt.
+fn holder_operation(
+    redemption: &IssueRedemption,
+    instrument: &Instrument,
+    line: &RedemptionLine,
+    now_us: i64,
+) -> Operation {
+    let reference = reference_of(redemption, line);
+    let name = attempt_key(reference.clone(), redemption);
+    let operation_id = derived::holder_redemption(&name).to_string();
+    // A holder without a user id is served only on the chain.
+    let user_id = if line.user_id.is_empty() {
+        &line.address
+    } else {
+        &line.user_id
+    };
+    let mut operation = Operation::new(
+        Flow::Maturity,
+        user_id,
+        &operation_id,
+        &redemption.redemption_id,
+        now_us,
+    );
+    operation.operation_id = operation_id;
+    operation.amount = Decimal::from_minor(line.units_minor, instrument.decimals);
+    operation.units_minor = line.units_minor;
+    operation.currency_code = instrument.instrument_id.clone();
+    operation.instrument_id = instrument.instrument_id.clone();
+    operation.external_ref = reference;
+    operation.from_user_id = user_id.clone();
+    operation.payment_minor = line.payment_minor;
+    operation
 }
 
 /// The holder's address, which is the end of the operation's reference.

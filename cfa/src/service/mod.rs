@@ -5,25 +5,38 @@
 //! | `bootstrap` | the platform's contracts, deployed once |
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
+//! | `enforcement` | freezes and forced transfers that a document orders |
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
+//! | `offer_limits` | limits that subscriptions reserve at identity |
+//! | `placements`, `delivery` | the close of a placement, and what it issues |
 //! | `settle` | batches of trades |
-//! | `instruments`, `maturity` | life cycle of an issue |
-//! | `registry` | holders, from the chain's events |
+//! | `instruments`, `decision`, `maturity` | life cycle of an issue |
+//! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
+//! | `anchor` | the ends of the ledger's hash chains, on the chain |
+//! | `compare` | the continuous comparison of chain and ledger |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |
 //! | `workers` | recovery and maturity sweeps |
 
+pub mod anchor;
 mod block;
 pub mod bootstrap;
+pub mod compare;
+mod decision;
+mod delivery;
 mod drive;
+mod enforcement;
+mod extracts;
 mod hold;
 mod instruments;
 mod integrity;
 mod issue;
 mod maturity;
+mod offer_limits;
 mod offers;
+mod placements;
 mod redeem;
 mod registry;
 mod settle;
@@ -33,6 +46,7 @@ pub mod workers;
 
 use std::collections::HashSet;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use events::Tx;
 use events::calls::{Answered, CallKey};
@@ -41,13 +55,18 @@ use tokio::sync::watch;
 use types::Decimal;
 
 use crate::CfaConfig;
+use crate::compare::{Comparison, Subject};
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::peers::Peers;
 use crate::repo::Repo;
+use crate::signing::Signing;
 use chain::{Address, Connector, Contracts};
 
-pub use instruments::{InstrumentChange, NewInstrument};
+pub use decision::NewSignature;
+pub use enforcement::{NewForcedTransfer, NewFreeze};
+pub use extracts::NewExtract;
+pub use instruments::{InstrumentChange, NewInstrument, NewPlacement};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
 pub use maturity::NewRedemption;
@@ -97,12 +116,18 @@ pub struct Service {
     pub contracts: Contracts,
     pub clock: Clock,
     pub config: CfaConfig,
+    pub signing: Signing,
     pub health: rpc::Health,
-    /// One lock per operation, batch, instrument, redemption or offer.
+    /// One lock per operation, batch, instrument, redemption, offer or freeze.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
     registry_lock: tokio::sync::Mutex<()>,
+    comparison: Mutex<Comparison>,
+    /// The last holder that was compared in turn.
+    compared_through: Mutex<Subject>,
+    /// CFA-RUB has an open break: no payout is released.
+    is_money_broken: AtomicBool,
     /// Users whose allow-list transaction was submitted.
     registered: Mutex<HashSet<String>>,
     /// Count of submitted and ended batches. Its change wakes waiters.
@@ -117,15 +142,25 @@ impl Service {
         contracts: Contracts,
         clock: Clock,
         config: CfaConfig,
+        signing: Signing,
         health: rpc::Health,
     ) -> Self {
+        let window_us = i64::try_from(config.compare_window_ms).unwrap_or(i64::MAX / 1_000);
+        let comparison = Comparison::new(window_us.saturating_mul(1_000));
         Self {
+            comparison: Mutex::new(comparison),
+            compared_through: Mutex::new(Subject {
+                token: String::new(),
+                address: String::new(),
+            }),
+            is_money_broken: AtomicBool::new(false),
             repo,
             chain,
             peers,
             contracts,
             clock,
             config,
+            signing,
             health,
             object_locks: KeyedMutex::default(),
             deposits: KeyedMutex::default(),
@@ -191,7 +226,13 @@ impl Service {
     }
 
     /// Parses the address of an instrument's token contract.
+    ///
+    /// # Errors
+    /// `InstrumentNotActive` for a DRAFT without one.
     fn token(&self, instrument: &Instrument) -> Result<Address, Error> {
+        if instrument.contract_address.is_empty() {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
         instrument.contract_address.parse().map_err(|_| {
             Error::Damaged(format!("contract address of {}", instrument.instrument_id))
         })

@@ -13,19 +13,25 @@ use super::{PEER_CALLS, RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
-use crate::model::{CFA_RUB, Flow, Offer, OfferSide, OfferStatus, Operation, Status};
+use crate::model::{
+    CFA_RUB, Flow, Instrument, Offer, OfferLimit, OfferSide, OfferStatus, Operation, Status,
+};
 use crate::peers::{self, SOURCE};
+use crate::placement::Lot;
 use crate::repo::OfferInsert;
 
 const DAY_US: i64 = 24 * 3_600 * 1_000_000;
 /// Lifetime of an offer without `expires_at`.
 const LIFETIME_US: i64 = 30 * DAY_US;
-/// Limit of an offer's lifetime.
+/// Limit of an offer's lifetime, unless the default is longer.
 const LIFETIME_US_MAX: i64 = 366 * DAY_US;
 /// Limit of a user's offers per side that are pending, active or not released yet.
 const LIVE_MAX: i64 = 100;
 /// Limit of such offers to sell units of an issue, which its redemption ends.
 const SALES_MAX: i64 = 10_000;
+/// Limit of pending and active subscriptions to a placement, which its close decides in one
+/// transaction.
+const PLACED_MAX: i64 = 50_000;
 /// Limit of offers per sweep, and per page of the offers that a redemption ends.
 const SWEEP_MAX: i64 = 100;
 /// Reason in the ledger of a hold made and released by `void_hold`.
@@ -96,8 +102,9 @@ impl Service {
     ///
     /// # Errors
     /// `InstrumentNotActive`, `UserBlocked`, `KycTooLow`, `TooManySubscriptions`, `TooManyOffers`,
-    /// an invalid field; the ledger's refusal to hold the money or units. Nothing is stored then.
-    /// After `Unavailable` of the ledger the sweep or a repeat makes the hold.
+    /// `PlacementNotOpen`, `LimitExceeded`, an invalid field; the ledger's refusal to hold the
+    /// money or units. Nothing is stored then. After `Unavailable` of identity or the ledger the
+    /// sweep or a repeat reserves the limits and makes the hold.
     pub async fn make_offer(
         &self,
         meta: &RequestMeta,
@@ -116,9 +123,12 @@ impl Service {
         if side == OfferSide::Sell && *user_id == instrument.issuer_id {
             return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
         }
+        let lifetime_us = self.check_placement(&instrument, &new, units_minor).await?;
         let now_us = self.now_us();
-        let expires_at_us = new.expires_at_us.unwrap_or(now_us + LIFETIME_US);
-        if expires_at_us <= now_us || expires_at_us > now_us + LIFETIME_US_MAX {
+        let default_us = lifetime_us.unwrap_or(LIFETIME_US);
+        let expires_at_us = new.expires_at_us.unwrap_or(now_us + default_us);
+        let most_us = LIFETIME_US_MAX.max(default_us);
+        if expires_at_us <= now_us || expires_at_us > now_us + most_us {
             let why = "must be in the future, at most a year away";
             return Err(Refusal::field("expires_at", why).into());
         }
@@ -141,8 +151,19 @@ impl Service {
             expires_at_us,
             created_at_us: now_us,
             updated_at_us: now_us,
+            in_placement: lifetime_us.is_some(),
+            limit: match side {
+                OfferSide::Buy => OfferLimit::Reserved,
+                OfferSide::Sell => OfferLimit::None,
+            },
+            allotted_minor: 0,
+            allotted_payment_minor: 0,
+            allotted_number: 0,
         };
-        let issue_max = (side == OfferSide::Sell).then_some(SALES_MAX);
+        let issue_max = match side {
+            OfferSide::Sell => Some(SALES_MAX),
+            OfferSide::Buy => offer.in_placement.then_some(PLACED_MAX),
+        };
         let inserted = self.repo.insert_offer(&offer, LIVE_MAX, issue_max).await?;
         match inserted {
             OfferInsert::Stored => Ok((self.complete_offer(offer, true).await?, false)),
@@ -153,6 +174,55 @@ impl Service {
                 self.repeated_offer(stored, &new, units_minor).await
             }
         }
+    }
+
+    /// Checks a subscription to a placement. Returns its lifetime if the request has no end: until
+    /// after the decision. `None`: the issue has no placement, or the offer is to sell.
+    ///
+    /// # Errors
+    /// `PlacementNotOpen`; the issuer as investor, because its own payment must not reach the
+    /// minimum; units or a payment that the terms do not allow.
+    async fn check_placement(
+        &self,
+        instrument: &Instrument,
+        new: &NewOffer,
+        units_minor: i64,
+    ) -> Result<Option<i64>, Error> {
+        if new.side != OfferSide::Buy {
+            return Ok(None);
+        }
+        let Some(placement) = self.repo.placement(&instrument.instrument_id).await? else {
+            return Ok(None);
+        };
+        let now_us = self.clock.now_us();
+        if !placement.accepts_at(now_us) {
+            return Err(Refusal::PlacementNotOpen.into());
+        }
+        if new.user_id == instrument.issuer_id {
+            let why = "must be another user than the issuer";
+            return Err(Refusal::field("investor_id", why).into());
+        }
+        if instrument
+            .issue_limit_minor
+            .is_some_and(|size| units_minor > size)
+        {
+            let why = "is above the units of the placement";
+            return Err(Refusal::field("amount.amount", why).into());
+        }
+        let terms = &placement.terms;
+        let lot = Lot::new(instrument.lot_size, instrument.decimals, terms.price)?;
+        let lots = lot
+            .count(units_minor)
+            .ok_or_else(|| Refusal::field("amount.amount", "must be a number of whole lots"))?;
+        if units_minor < terms.investor_min_minor {
+            let why = "is below the least units of a subscription in the placement";
+            return Err(Refusal::field("amount.amount", why).into());
+        }
+        if lot.payment(lots) != Some(new.payment_minor) {
+            let why = "must be the placement's price of the units";
+            return Err(Refusal::field("payment.amount", why).into());
+        }
+        Ok(Some(terms.closes_at_us - now_us + LIFETIME_US))
     }
 
     /// Returns the stored offer of a used key. Logs and counts a request with other content (D50).
@@ -188,7 +258,7 @@ impl Service {
             return Ok((stored, true));
         }
         let cancelled = OfferStatus::Cancelled;
-        let Some(ended) = self.end_offer(id, cancelled, &meta.actor).await? else {
+        let Some(ended) = self.end_offer(id, cancelled, &meta.actor, "").await? else {
             // Another call has ended or used it meanwhile.
             let now = self.require_offer(side, id).await?;
             return match now.status {
@@ -277,7 +347,7 @@ impl Service {
         let expired = self.repo.expired_offers(self.now_us(), SWEEP_MAX);
         for offer in expired.await? {
             let id = &offer.offer_id;
-            let ended = self.end_offer(id, OfferStatus::Expired, SOURCE);
+            let ended = self.end_offer(id, OfferStatus::Expired, SOURCE, "");
             log_failure(offer.side.as_str(), id, ended.await.map(drop));
         }
         let open = self.repo.open_offers(before_us, SWEEP_MAX).await?;
@@ -309,7 +379,7 @@ impl Service {
             };
             after.clone_from(&last.offer_id);
             for offer in &live {
-                self.end_offer(&offer.offer_id, OfferStatus::Cancelled, SOURCE)
+                self.end_offer(&offer.offer_id, OfferStatus::Cancelled, SOURCE, "")
                     .await?;
             }
             if self.retry_steps(&live).await {
@@ -319,7 +389,7 @@ impl Service {
     }
 
     /// Retries the steps of offers. True if the ledger does not answer: then the rest is left out.
-    async fn retry_steps(&self, offers: &[Offer]) -> bool {
+    pub(super) async fn retry_steps(&self, offers: &[Offer]) -> bool {
         for round in offers.chunks(PEER_CALLS) {
             let steps = round.iter().map(|offer| self.retry_step(offer));
             if join_all(steps).await.contains(&true) {
@@ -358,11 +428,12 @@ impl Service {
 
     /// Ends a pending or active offer. `None` if it is neither. Its hold is still active. Does not
     /// wait for a concurrent step, whose own change of the status then fails.
-    async fn end_offer(
+    pub(super) async fn end_offer(
         &self,
         id: &str,
         status: OfferStatus,
         actor: &str,
+        reason: &str,
     ) -> Result<Option<Offer>, Error> {
         loop {
             let Some(mut offer) = self.repo.offer(id).await? else {
@@ -375,14 +446,16 @@ impl Service {
             offer.status = status;
             // The status has changed meanwhile. It changes a few times at most: PENDING to ACTIVE,
             // ACTIVE to USED, and back.
-            if self.save_offer(&mut offer, before, true, actor).await? {
+            let saved = self.save_offer(&mut offer, before, true, actor, reason);
+            if saved.await? {
                 return Ok(Some(offer));
             }
         }
     }
 
-    /// Makes the hold of a pending offer, or releases the hold of an ended one.
-    async fn step_offer(&self, id: &str, is_first: bool) -> Result<(), Error> {
+    /// Reserves the limits and makes the hold of a pending offer, or releases the hold of an ended
+    /// one. A refusal deletes a pending offer.
+    pub(super) async fn step_offer(&self, id: &str, is_first: bool) -> Result<(), Error> {
         let _lock = self.object_locks.lock(id).await;
         let Some(mut offer) = self.repo.offer(id).await? else {
             return Ok(());
@@ -390,15 +463,21 @@ impl Service {
         let before = offer.status;
         match before {
             OfferStatus::Pending => {
+                if let Some(reason) = self.reserve_limits(&offer).await? {
+                    self.repo.delete_pending_offer(id).await?;
+                    return Err(Refusal::LimitExceeded(reason).into());
+                }
                 self.make_hold(&offer, is_first).await?;
                 failpoint::reach(failpoint::OFFER_HELD);
                 offer.status = OfferStatus::Active;
             }
-            OfferStatus::Cancelled | OfferStatus::Expired => self.release_offered(&offer).await?,
+            OfferStatus::Cancelled | OfferStatus::Expired | OfferStatus::NotAllotted => {
+                self.release_offered(&offer).await?;
+            }
             OfferStatus::Active | OfferStatus::Used => return Ok(()),
         }
         let user_id = offer.user_id.clone();
-        self.save_offer(&mut offer, before, false, &user_id)
+        self.save_offer(&mut offer, before, false, &user_id, "")
             .await
             .map(drop)
     }
@@ -459,6 +538,7 @@ impl Service {
             }
             Err(error) => return Err(error),
         };
+        self.cancel_limits(offer).await?;
         self.repo.delete_pending_offer(id).await?;
         Err(refusal)
     }
@@ -514,6 +594,7 @@ impl Service {
         before: OfferStatus,
         has_step: bool,
         actor: &str,
+        reason: &str,
     ) -> Result<bool, Error> {
         offer.updated_at_us = self.now_us();
         let status = offer.status.as_str();
@@ -530,7 +611,7 @@ impl Service {
                 actor,
                 before.as_str(),
                 status,
-                "",
+                reason,
                 &offer.correlation_id,
                 offer.updated_at_us,
             );

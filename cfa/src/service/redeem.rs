@@ -8,8 +8,8 @@ use super::issue::{existing, replayed, same_terms};
 use super::{OperationResult, RequestMeta, Service, units};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, Operation, RedemptionReason, Rejection, Status,
-    user_rejection,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, Operation, RedemptionReason,
+    Rejection, Status, user_rejection,
 };
 use crate::plan;
 use crate::repo::Inserted;
@@ -187,6 +187,9 @@ impl Service {
             .await?;
         if let Some(known) = known {
             return Ok(replayed(known, |stored| same_terms(stored, &operation)));
+        }
+        if instrument.status == InstrumentStatus::Draft {
+            return Err(Refusal::InstrumentNotActive.into());
         }
         if *holder_id == instrument.issuer_id {
             return Err(Refusal::field("holder_id", "must be another user than the issuer").into());

@@ -3,16 +3,18 @@
 //! The registry equals the state of the chain (specification 1.1, R030). A read first applies new
 //! blocks. Events of other contracts are ignored: any account can emit one, with any amount.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use futures::stream::{self, StreamExt, TryStreamExt};
 use service_clients::caused_by;
 use types::{Decimal, subaccount};
 
 use super::{InstrumentChange, RequestMeta, Service};
+use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, Holder, Instrument, InstrumentStatus};
 use crate::peers;
-use crate::repo::HolderMove;
+use crate::repo::{Correction, HolderMove};
 use chain::{Address, TokenTransfer};
 
 /// Limit of blocks per query of events.
@@ -20,6 +22,10 @@ const BLOCKS: u64 = 16;
 /// A page of a replay ends with the query that reaches one of these limits.
 const REPLAY_TRANSFERS: usize = 2_000;
 const REPLAY_BLOCKS: u64 = 4_096;
+/// Concurrent reads of balances on the chain.
+const CHAIN_READS: usize = 8;
+/// Scope of the idempotency keys of LiftQuarantine.
+const LIFT: &str = "LiftQuarantine";
 
 /// A page of the chain's transfers, read from the chain.
 #[derive(Debug)]
@@ -64,10 +70,19 @@ impl Service {
             let through = head.min(next + BLOCKS - 1);
             let moves = self.moves(&tokens, next, through).await?;
             let quarantined = self.repo.apply_moves(&moves, through).await?;
+            self.note_moves(&moves);
             tokens.retain(|token| !quarantined.contains(&token.to_string()));
             next = through + 1;
         }
         Ok(())
+    }
+
+    /// The comparison with the ledger follows the holders that changed.
+    fn note_moves(&self, moves: &[HolderMove]) {
+        let mut comparison = self.comparison();
+        for change in moves {
+            comparison.touch(&change.token, &change.address);
+        }
     }
 
     /// # Errors
@@ -106,7 +121,7 @@ impl Service {
         });
         let named = named.collect::<Vec<_>>().join(", ");
         let reason = (!named.is_empty()).then_some(named.as_str());
-        self.health.set("quarantined tokens", reason);
+        self.health.set_finding("quarantined tokens", reason);
         failed
     }
 
@@ -154,10 +169,7 @@ impl Service {
                     .block(Some(transfer.block_number))
                     .await?
                     .ok_or(Refusal::BlockNotFound)?;
-                time = (
-                    transfer.block_number,
-                    i64::try_from(block.time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000,
-                );
+                time = (transfer.block_number, block_time_us(block.time_s));
             }
             push_moves(&mut moves, transfer, time.1);
         }
@@ -231,6 +243,126 @@ impl Service {
         Ok((listed.collect(), supply))
     }
 
+    /// A page of the registry's holders with their balances on the chain now.
+    pub async fn chain_balances(
+        &self,
+        instrument: &Instrument,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<(Holder, u128)>, Error> {
+        self.catch_up_registry().await?;
+        let token = self.token(instrument)?;
+        let holders = (self.repo)
+            .holders(&instrument.contract_address, bound, limit)
+            .await?;
+        let reads = stream::iter(holders).map(|holder| async move {
+            let units = self.units_of(&token, &holder.address).await?;
+            Ok::<_, Error>((holder, units))
+        });
+        reads.buffered(CHAIN_READS).try_collect().await
+    }
+
+    async fn units_of(&self, token: &Address, address: &str) -> Result<u128, Error> {
+        let holder = address.parse();
+        let holder = holder.map_err(|_| Error::Damaged(format!("holder {address}")))?;
+        Ok(self.chain.balance_of(token, &holder).await?)
+    }
+
+    /// Ends the quarantine of a token: the registry continues with the balances that the chain has
+    /// now, of every address that it knows or that an event since the quarantine names. The
+    /// instrument stays halted. True: a repeat.
+    ///
+    /// # Errors
+    /// `NotQuarantined`; `StillImpossible` if a balance or the supply has more than 64 bits, or
+    /// they do not agree; `Unavailable` if the token moved meanwhile.
+    pub async fn lift_quarantine(
+        &self,
+        meta: &RequestMeta,
+        instrument_id: &str,
+        reason: &str,
+    ) -> Result<(Instrument, bool), Error> {
+        let _lock = self.object_locks.lock(instrument_id).await;
+        if let Some(lifted) = self.stored_answer(meta, LIFT).await? {
+            return Ok((self.require_instrument(&lifted).await?, true));
+        }
+        let instrument = self.require_instrument(instrument_id).await?;
+        let text = &instrument.contract_address;
+        let _registry = self.registry_lock.lock().await;
+        let since = self.repo.quarantined_since(text).await?;
+        let since = since.ok_or(Refusal::NotQuarantined)?;
+        let token = self.token(&instrument)?;
+        let head = self
+            .repo
+            .registry_block()
+            .await?
+            .ok_or(Error::Unavailable("Holder registry"))?;
+        let mut addresses = self.repo.addresses_of(text).await?;
+        addresses.extend(self.addresses_in(token, since, head).await?);
+        let reads = stream::iter(addresses).map(|address| async move {
+            let units = self.units_of(&token, &address).await?;
+            let units = i64::try_from(units).map_err(|_| Refusal::StillImpossible)?;
+            Ok::<_, Error>((address, units))
+        });
+        let units: Vec<(String, i64)> = reads.buffered(CHAIN_READS).try_collect().await?;
+        let (supply, latest) = self.chain.total_supply(&token).await?;
+        let sum: u128 = units
+            .iter()
+            .map(|(_, units)| u128::from(units.unsigned_abs()))
+            .sum();
+        if latest > head && !self.addresses_in(token, head + 1, latest).await?.is_empty() {
+            return Err(Error::Unavailable("Token while it moves"));
+        }
+        let supply = i64::try_from(supply).ok().filter(|_| sum == supply);
+        let supply = supply.ok_or(Refusal::StillImpossible)?;
+        let block = self.chain.block(Some(head)).await?;
+        let block = block.ok_or(Refusal::BlockNotFound)?;
+        let time_us = block_time_us(block.time_s);
+        let mut tx = self.repo.begin().await?;
+        let correction = Correction {
+            token: text,
+            units: &units,
+            supply,
+            block_number: head,
+            time_us,
+        };
+        self.repo.correct_token_in_tx(&mut tx, &correction).await?;
+        let record = publish::audit(
+            "quarantine.lifted",
+            instrument_id,
+            &meta.actor,
+            &format!("impossible transfer in block {since}"),
+            &format!("supply {supply} in block {head}"),
+            reason,
+            &meta.correlation_id,
+            self.now_us(),
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        self.store_call_in_tx(&mut tx, meta, LIFT, instrument_id)
+            .await?;
+        tx.commit().await?;
+        tracing::info!(actor = meta.actor, instrument_id, "quarantine lifted");
+        Ok((instrument, false))
+    }
+
+    /// Addresses that the token's events name in the blocks from..=through.
+    async fn addresses_in(
+        &self,
+        token: Address,
+        from: u64,
+        through: u64,
+    ) -> Result<BTreeSet<String>, Error> {
+        let (mut found, mut next) = (BTreeSet::new(), from);
+        while next <= through {
+            let end = through.min(next + BLOCKS - 1);
+            for transfer in self.chain.transfers(&[token], next, end).await? {
+                let sides = [transfer.from, transfer.to];
+                found.extend(sides.iter().flatten().map(ToString::to_string));
+            }
+            next = end + 1;
+        }
+        Ok(found)
+    }
+
     /// Units held in the ledger, by the holder's user id. Leaves out holders without one.
     async fn locked(
         &self,
@@ -288,6 +420,10 @@ impl Service {
             }
         }
     }
+}
+
+fn block_time_us(time_s: u64) -> i64 {
+    i64::try_from(time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000
 }
 
 fn parse_token(text: &str) -> Result<Address, Error> {

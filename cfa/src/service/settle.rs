@@ -23,11 +23,11 @@ use super::workers::log_failure;
 use super::{PEER_CALLS, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     Batch, BatchStatus, Flow, Instrument, InstrumentStatus, Operation, REVERTED_MESSAGE, Rejection,
     Status, TradeLeg,
 };
-use crate::repo::Inserted;
 use crate::saga::Chain;
 use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
@@ -61,115 +61,68 @@ impl Service {
         if let Some(batch) = self.repo.batch(batch_id).await? {
             return self.submit_batch(batch).await;
         }
-        if legs.is_empty() || legs.len() > self.config.batch_trades_max {
-            return Err(Refusal::field(
-                "trades",
-                format!("must contain 1 to {} trades", self.config.batch_trades_max),
-            )
-            .into());
-        }
-        let mut seen = BTreeSet::new();
-        if !legs
-            .iter()
-            .all(|leg| !leg.trade_id.is_empty() && seen.insert(leg.trade_id.as_str()))
-        {
-            return Err(Refusal::field("trades.trade_id", "must not be empty or repeated").into());
-        }
+        self.check_legs(legs)?;
         let instruments = self.instruments_of(legs).await?;
         let ineligible = self.ineligible_parties(meta, legs).await?;
         let now_us = self.now_us();
-        let mut batch = Batch {
-            batch_id: batch_id.to_owned(),
-            status: BatchStatus::Submitted,
-            tx_hash: None,
-            block_number: None,
-            trades: legs.len() as u32,
-            failed_trade_ids: Vec::new(),
-            gas_used: 0,
-        };
-        let mut sent = Vec::with_capacity(legs.len());
-        let mut settled_before = None;
+        let mut contents = Contents::new(batch_id, legs.len());
         let mut tx = self.repo.begin().await?;
+        let trade_ids: Vec<&str> = legs.iter().map(|leg| leg.trade_id.as_str()).collect();
+        let mut stored = self.repo.stored_trades_in_tx(&mut tx, &trade_ids).await?;
         for leg in legs {
             // Buyer and seller may be equal, if the member's sessions have different groups. Then
             // only the fee moves.
-            let instrument = instruments.get(&leg.instrument_id);
-            let read = instrument
-                .ok_or(Refusal::InstrumentNotFound)
-                .and_then(|instrument| {
-                    let units_minor = units("trades.quantity", leg.quantity, instrument.decimals)?;
-                    Ok((instrument, units_minor))
-                });
-            let (instrument, units_minor) = match read {
-                Ok(read) => read,
-                Err(refusal) => {
-                    leave_out(&mut batch, leg, &refusal.to_string());
-                    continue;
+            match judge(leg, &instruments, &ineligible, meta, now_us) {
+                Ok((operation, token)) => {
+                    let stored = stored.take(&operation);
+                    contents.add(leg, operation, stored, token, now_us)?;
                 }
-            };
-            let mut operation = operation_of(leg, units_minor, meta, now_us);
-            let rejection = if instrument.status == InstrumentStatus::Draft {
-                let message = Refusal::InstrumentNotActive.to_string();
-                Some((Rejection::InstrumentNotActive, message))
-            } else {
-                let found = ineligible.get(&leg.buyer_id);
-                found.or_else(|| ineligible.get(&leg.seller_id)).cloned()
-            };
-            let next = if rejection.is_some() {
-                Status::Rejected
-            } else {
-                Status::Processing
-            };
-            operation.set_status(next, now_us);
-            operation.rejection = rejection;
-            if let Inserted::Exists(stored) = self
-                .repo
-                .insert_operation_in_tx(&mut tx, &operation)
-                .await?
-            {
-                match include(*stored, &operation, now_us) {
-                    BatchInclusion::Included(stored) => operation = *stored,
-                    BatchInclusion::Settled(tx_hash) => {
-                        settled_before = tx_hash.or(settled_before);
-                        continue;
-                    }
-                    // The caller retries this batch after the trade's own batch has ended.
-                    BatchInclusion::UnderWay => return Err(Error::Unavailable("Trade batch")),
-                    BatchInclusion::Other => {
-                        leave_out(&mut batch, leg, "the id belongs to another trade");
-                        continue;
-                    }
-                }
+                Err(refusal) => leave_out(&mut contents.batch, leg, &refusal.to_string()),
             }
-            if let Some((_, message)) = &operation.rejection {
-                leave_out(&mut batch, leg, message);
-            } else {
-                sent.push(SentTrade {
-                    trade_id: leg.trade_id.clone(),
-                    token: instrument.contract_address.clone(),
-                    number: leg.trade_number,
-                    buyer_id: leg.buyer_id.clone(),
-                    seller_id: leg.seller_id.clone(),
-                    quantity: units_minor,
-                    payment: leg.payment_minor,
-                    fee: leg.fee_minor,
-                });
-            }
-            self.repo
-                .assign_batch_in_tx(&mut tx, &operation, batch_id)
-                .await?;
         }
+        let Contents {
+            mut batch,
+            sent,
+            new,
+            included,
+            settled_before,
+        } = contents;
         if sent.is_empty() {
             batch.status = BatchStatus::Finalized;
             batch.tx_hash = settled_before;
         }
         let payload =
             serde_json::to_string(&sent).map_err(|error| Error::Damaged(error.to_string()))?;
-        self.repo
-            .insert_batch_in_tx(&mut tx, &batch, &payload, now_us)
+        let repo = &self.repo;
+        repo.insert_trades_in_tx(&mut tx, &new, Some(batch_id))
+            .await?;
+        repo.assign_trades_in_tx(&mut tx, &included, batch_id)
+            .await?;
+        repo.insert_batch_in_tx(&mut tx, &batch, &payload, now_us)
             .await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::BATCH_STORED);
         self.submit_batch(batch).await
+    }
+
+    fn check_legs(&self, legs: &[TradeLeg]) -> Result<(), Refusal> {
+        if legs.is_empty() || legs.len() > self.config.batch_trades_max {
+            return Err(Refusal::field(
+                "trades",
+                format!("must contain 1 to {} trades", self.config.batch_trades_max),
+            ));
+        }
+        let mut seen = BTreeSet::new();
+        if !legs
+            .iter()
+            .all(|leg| !leg.trade_id.is_empty() && seen.insert(leg.trade_id.as_str()))
+        {
+            return Err(Refusal::field(
+                "trades.trade_id",
+                "must not be empty or repeated",
+            ));
+        }
+        Ok(())
     }
 
     /// The instruments of the batch, in any status: trades matched before a halt or maturity are
@@ -279,6 +232,7 @@ impl Service {
         };
         match submitted.await {
             Ok(submitted) => {
+                failpoint::reach(failpoint::BATCH_SUBMITTED);
                 self.health.set_ok(HEALTH);
                 batch.tx_hash = Some(submitted.tx_hash.to_string());
                 let mut tx = self.repo.begin().await?;
@@ -338,7 +292,10 @@ impl Service {
             .iter()
             .map(|failed| (failed.token.to_string(), failed.number))
             .collect();
-        let sent = self.sent_trades(batch_id).await?;
+        let sent = match left_out.is_empty() {
+            true => Vec::new(),
+            false => self.sent_trades(batch_id).await?,
+        };
         let failed = sent
             .iter()
             .filter(|trade| left_out.contains(&(trade.token.clone(), trade.number)))
@@ -394,12 +351,18 @@ impl Service {
             BatchStatus::Finalized
         };
         let mut tx = self.repo.begin().await?;
-        for operation in &ended {
+        let is_final = |operation: &&Operation| operation.status == Status::Finalized;
+        let (done, refused): (Vec<_>, Vec<_>) = ended.iter().partition(is_final);
+        self.repo
+            .finalize_trades_in_tx(&mut tx, &done, batch, now_us)
+            .await?;
+        for operation in refused {
             self.repo.save_operation_in_tx(&mut tx, operation).await?;
         }
         self.repo.save_batch_in_tx(&mut tx, batch).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::BATCH_ENDED);
         ended.iter().for_each(count_ended);
         self.batch_changes.send_modify(|changes| *changes += 1);
         Ok(())
@@ -488,11 +451,126 @@ impl Service {
         let event_ids: Vec<Uuid> = trades.iter().map(|(event_id, _)| *event_id).collect();
         let mut tx = self.repo.begin().await?;
         let are_new = events::inbox::accept_many_in_tx(&mut tx, consumer, &event_ids).await?;
-        for ((_, operation), _) in trades.iter().zip(are_new).filter(|(_, is_new)| *is_new) {
-            self.repo.insert_operation_in_tx(&mut tx, operation).await?;
-        }
+        let accepted = trades.into_iter().zip(are_new);
+        let accepted = accepted.filter(|(_, is_new)| *is_new);
+        let mut operations: Vec<Operation> = accepted.map(|((_, trade), _)| trade).collect();
+        let trade_ids: Vec<&str> = operations.iter().map(|of| of.trade_id.as_str()).collect();
+        let mut stored = self.repo.stored_trades_in_tx(&mut tx, &trade_ids).await?;
+        let mut seen = BTreeSet::new();
+        // Each trade once, also if several events name it: `take` finds its operation once.
+        operations.retain(|of| seen.insert(of.trade_id.clone()) && stored.take(of).is_none());
+        self.repo
+            .insert_trades_in_tx(&mut tx, &operations, None)
+            .await?;
         Ok(tx.commit().await?)
     }
+}
+
+/// A batch that is being composed.
+struct Contents {
+    batch: Batch,
+    sent: Vec<SentTrade>,
+    new: Vec<Operation>,
+    /// Stored operations that become part of the batch.
+    included: Vec<Operation>,
+    /// Transaction of an earlier batch that settled one of the trades.
+    settled_before: Option<String>,
+}
+
+impl Contents {
+    fn new(batch_id: &str, trades: usize) -> Self {
+        Self {
+            batch: Batch {
+                batch_id: batch_id.to_owned(),
+                status: BatchStatus::Submitted,
+                tx_hash: None,
+                block_number: None,
+                trades: trades as u32,
+                failed_trade_ids: Vec::new(),
+                gas_used: 0,
+            },
+            sent: Vec::with_capacity(trades),
+            new: Vec::with_capacity(trades),
+            included: Vec::new(),
+            settled_before: None,
+        }
+    }
+
+    /// Adds a trade, with its stored operation if there is one.
+    ///
+    /// # Errors
+    /// Another batch has the trade and is not final: the caller retries this batch after it.
+    fn add(
+        &mut self,
+        leg: &TradeLeg,
+        wanted: Operation,
+        stored: Option<Operation>,
+        token: &str,
+        now_us: i64,
+    ) -> Result<(), Error> {
+        let is_new = stored.is_none();
+        let operation = match stored.map(|stored| include(stored, &wanted, now_us)) {
+            None => wanted,
+            Some(BatchInclusion::Included(stored)) => *stored,
+            Some(BatchInclusion::Settled(tx_hash)) => {
+                self.settled_before = tx_hash.or(self.settled_before.take());
+                return Ok(());
+            }
+            Some(BatchInclusion::UnderWay) => return Err(Error::Unavailable("Trade batch")),
+            Some(BatchInclusion::Other) => {
+                leave_out(&mut self.batch, leg, "the id belongs to another trade");
+                return Ok(());
+            }
+        };
+        match &operation.rejection {
+            Some((_, message)) => leave_out(&mut self.batch, leg, message),
+            None => self.sent.push(SentTrade {
+                trade_id: leg.trade_id.clone(),
+                token: token.to_owned(),
+                number: leg.trade_number,
+                buyer_id: leg.buyer_id.clone(),
+                seller_id: leg.seller_id.clone(),
+                quantity: operation.units_minor,
+                payment: leg.payment_minor,
+                fee: leg.fee_minor,
+            }),
+        }
+        match is_new {
+            true => self.new.push(operation),
+            false => self.included.push(operation),
+        }
+        Ok(())
+    }
+}
+
+/// The operation of a trade in a batch, PROCESSING or REJECTED, and the token that it moves.
+///
+/// # Errors
+/// The trade cannot be recorded.
+fn judge<'a>(
+    leg: &TradeLeg,
+    instruments: &'a BTreeMap<String, Instrument>,
+    ineligible: &HashMap<String, (Rejection, String)>,
+    meta: &RequestMeta,
+    now_us: i64,
+) -> Result<(Operation, &'a str), Refusal> {
+    let instrument = instruments.get(&leg.instrument_id);
+    let instrument = instrument.ok_or(Refusal::InstrumentNotFound)?;
+    let units_minor = units("trades.quantity", leg.quantity, instrument.decimals)?;
+    let mut operation = operation_of(leg, units_minor, meta, now_us);
+    operation.rejection = if instrument.status == InstrumentStatus::Draft {
+        let message = Refusal::InstrumentNotActive.to_string();
+        Some((Rejection::InstrumentNotActive, message))
+    } else {
+        let found = ineligible.get(&leg.buyer_id);
+        found.or_else(|| ineligible.get(&leg.seller_id)).cloned()
+    };
+    let next = match operation.rejection {
+        Some(_) => Status::Rejected,
+        None => Status::Processing,
+    };
+    operation.set_status(next, now_us);
+    Ok((operation, instrument.contract_address.as_str()))
 }
 
 /// The operation of a trade in status CREATED.

@@ -1,6 +1,6 @@
 //! Background tasks. One applies new blocks to the holder registry. The other, the sweep, resumes
-//! operations after a crash or an unavailable peer (T13), polls payouts without an event (T29), and
-//! starts redemptions at maturity.
+//! operations after a crash or an unavailable peer (T13), polls payouts without an event (T29),
+//! starts redemptions at maturity, and closes placements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,7 +119,10 @@ impl Service {
             );
         }
         log_failure("offers", "", self.sweep_offers(before_us).await);
+        log_failure("placements", "", self.close_due_placements().await);
+        log_failure("freezes", "", self.sweep_freezes(before_us).await);
         log_failure("limits", "", self.end_limits().await);
+        log_failure("limits", "", self.end_offer_limits().await);
         log_failure("quarantined tokens", "", self.halt_quarantined().await);
         Ok(())
     }

@@ -22,7 +22,11 @@ use testkit::plans::{self, Allowed};
 
 use crate::world::*;
 
-const ALLOWED: [Allowed; 7] = [
+const ALLOWED: [Allowed; 8] = [
+    Allowed {
+        statement: "SELECT * FROM accepted_difference",
+        reason: "one row per difference that two persons have accepted, read at startup",
+    },
     Allowed {
         statement: "FROM registry_quarantine",
         reason: "one row per token with impossible transfers",
@@ -216,6 +220,94 @@ async fn subscribe(world: &mut World) {
     }
 }
 
+/// A placement with a full, a partial, a refused and no allotment.
+async fn place(world: &mut World) {
+    let now_us = world.clock.now_us();
+    let at = |time_us| Some(proto::convert::to_timestamp_us(time_us));
+    let placed = |request: &mut pb::RegisterInstrumentRequest| {
+        request.symbol = "BOND-3".into();
+        request.issue_limit = decimal("10");
+        request.placement = Some(pb::PlacementTerms {
+            opens_at: at(now_us),
+            closes_at: at(now_us + 1_000_000),
+            price: decimal("10.00"),
+            investor_maximum: decimal("6"),
+            ..Default::default()
+        });
+    };
+    world.register(placed).await.expect("registered");
+    for (investor, units, payment) in [
+        ("carol", "6", "60.00"),
+        ("dave", "3", "30.00"),
+        ("erin", "4", "40.00"),
+        ("frank", "1", "10.00"),
+    ] {
+        world.deposit(investor, "100.00").await;
+        let subscribed = world.subscribe("BOND-3", investor, units, payment).await;
+        subscribed.expect("subscribed");
+    }
+    world.freeze_money("dave", true).await;
+    world.clock.advance_us(1_000_000);
+    let request = pb::ClosePlacementRequest {
+        context: context(&key()),
+        instrument_id: "BOND-3".into(),
+    };
+    let closed = world.cfa.close_placement(request).await.expect("closed");
+    let closed = closed.into_inner().placement.expect("placement");
+    assert_eq!(closed.status(), pb::PlacementStatus::Placed);
+}
+
+/// A freeze that is partly used and then lifted, and an extract.
+async fn enforce(world: &mut World) {
+    let freeze = pb::FreezeUnitsRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "bob".into(),
+        amount: amount("BOND-1", "2"),
+        basis: pb::EnforcementBasis::Court.into(),
+        document: "Decision 1".into(),
+    };
+    let frozen = world.cfa.freeze_units(freeze).await.expect("frozen");
+    let act = frozen.into_inner().act.expect("act");
+    let transfer = pb::ForceTransferRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "heir".into(),
+        amount: amount("BOND-1", "1"),
+        basis: pb::EnforcementBasis::Levy.into(),
+        document: "Decision 1".into(),
+        freeze_id: act.act_id.clone(),
+    };
+    let transferred = world.cfa.force_transfer(transfer).await;
+    let transferred = transferred.expect("transferred").into_inner().operation;
+    world.settle(&transferred.expect("operation")).await;
+    let lift = pb::LiftFreezeRequest {
+        context: context(&key()),
+        act_id: act.act_id,
+        document: "Decision 2".into(),
+    };
+    world.cfa.lift_freeze(lift).await.expect("lifted");
+    for holder_id in ["", "bob"] {
+        let request = pb::ListEnforcementActsRequest {
+            holder_id: holder_id.into(),
+            ..Default::default()
+        };
+        let listed = world.cfa.list_enforcement_acts(request).await;
+        assert_eq!(listed.expect("listed").into_inner().acts.len(), 2);
+    }
+    let extract = pb::IssueExtractRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "bob".into(),
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        let issued = world.cfa.issue_extract(extract.clone()).await;
+        issued.expect("issued");
+    }
+}
+
 /// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
@@ -257,6 +349,72 @@ async fn lists(world: &mut World, tx_hash: String) {
     }
 }
 
+/// Accepts the difference of an open break.
+async fn accept(world: &mut World, found: &pb::ChainBreak) {
+    let value = |of: &Option<common::Decimal>| -> types::Decimal {
+        let text = of.as_ref().map(|of| of.value.clone());
+        text.expect("an amount").parse().expect("a number")
+    };
+    let difference = value(&found.on_chain).checked_sub(value(&found.in_ledger));
+    let request = pb::AcceptChainBreakRequest {
+        context: context(&key()),
+        instrument_id: found.instrument_id.clone(),
+        address: found.address.clone(),
+        difference: Some(common::Decimal {
+            value: difference.expect("in range").to_string(),
+        }),
+        reason: "test".into(),
+    };
+    world
+        .cfa
+        .accept_chain_break(request)
+        .await
+        .expect("accepted");
+}
+
+/// A difference between chain and ledger, and the lists of what the comparison and the anchors
+/// store.
+async fn compare(world: &mut World) {
+    let token = world.instrument("BOND-1").await.smart_contract_address;
+    let mint = chain::Action::Mint {
+        token: token.parse().expect("address"),
+        to: chain::Address::of_user("bob"),
+        units: 1,
+        id: Some(key()),
+    };
+    let submitted = world.connector().submit(&key(), &mint.call()).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    world.receipt(&hash).await;
+    tokio::time::sleep(std::time::Duration::from_millis(2_000)).await;
+    for (instrument_id, open_only) in [("", false), ("", true), ("BOND-1", false), ("BOND-1", true)]
+    {
+        let request = pb::ListChainBreaksRequest {
+            instrument_id: instrument_id.into(),
+            open_only,
+            ..Default::default()
+        };
+        world.cfa.list_chain_breaks(request).await.expect("listed");
+    }
+    let request = pb::ListChainBalancesRequest {
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    world
+        .cfa
+        .list_chain_balances(request)
+        .await
+        .expect("listed");
+    let request = pb::ListAnchorsRequest::default();
+    world.cfa.list_anchors(request).await.expect("listed");
+    let request = pb::ListChainBreaksRequest {
+        open_only: true,
+        ..Default::default()
+    };
+    let listed = world.cfa.list_chain_breaks(request).await.expect("listed");
+    let found = listed.into_inner().breaks.remove(0);
+    accept(world, &found).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
@@ -267,8 +425,10 @@ async fn no_statement_scans_a_table() {
     world.deposit("alice", "10000.00").await;
     world.deposit("issuer", "200000.00").await;
     world.issue("BOND-1", "bob", "100").await;
+    enforce(&mut world).await;
     trade(&mut world).await;
     subscribe(&mut world).await;
+    place(&mut world).await;
     redeem(&mut world).await;
     world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
@@ -287,6 +447,15 @@ async fn no_statement_scans_a_table() {
     let refused = refused.into_inner().operation.expect("operation");
     assert_eq!(refused.status(), common::OperationStatus::Rejected);
     assert_eq!(operations_of(&mut world, "refused").await, [refused]);
+    world.stop().await;
+    // The trades were not posted to the ledger, so chain and ledger differ.
+    let settings = Settings {
+        compare_ms: Some((10, 200)),
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    compare(&mut world).await;
     world.stop().await;
 
     // The service's stores, and those of the embedded log and the embedded chain.
@@ -307,8 +476,6 @@ async fn no_statement_scans_a_table() {
         "FROM offsets WHERE consumer_group =",
         "INSERT INTO offsets",
         "INSERT INTO transaction_",
-        "FROM transaction_ WHERE hash =",
-        "FROM transaction_ WHERE block_number BETWEEN",
         "FROM operation WHERE kind =",
         "FROM operation WHERE (flow =",
         "FROM operation WHERE tx_hash =",
@@ -327,7 +494,11 @@ async fn no_statement_scans_a_table() {
         "FROM operation WHERE fact_limit = 1",
         "UPDATE operation SET status",
         "UPDATE operation SET fact_limit",
-        "FROM holding WHERE token = $1 AND address =",
+        "AND external_ref IN (SELECT value FROM json_each(",
+        "WHERE operation_id IN (SELECT value FROM json_each($1))",
+        "UPDATE operation SET batch_id = $2",
+        "CROSS JOIN holding ON token =",
+        "FROM operation INDEXED BY operation_tx_other",
         "FROM registry_quarantine WHERE token =",
         "FROM offer WHERE offer_id =",
         "FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key =",
@@ -345,9 +516,52 @@ async fn no_statement_scans_a_table() {
         "UPDATE offer SET status = 2, operation_id = ''",
         "UPDATE offer SET status = 3",
         "UPDATE offer SET status = $2",
+        "UPDATE offer SET status = 3, updated_at_us = $2, allotted_minor",
+        "UPDATE offer INDEXED BY offer_live_of_issue SET status = 6",
+        "UPDATE offer SET status = 6, step = $3",
+        "UPDATE offer SET step = 0",
+        "UPDATE offer SET operation_id = $2",
+        "UPDATE offer SET limit_state = $2",
+        "UPDATE offer SET limit_state = 0",
+        "FROM offer INDEXED BY offer_limit",
+        "FROM offer INDEXED BY offer_allotted",
+        "SELECT COALESCE(SUM(units_minor), 0) FROM offer INDEXED BY offer_live",
+        "SELECT offer_id, units_minor, status FROM offer INDEXED BY offer_live_of_issue",
+        "side = 1 AND offer_id > $2 AND (status < 3 OR step > 0) AND status < 3",
+        "side = 1 AND offer_id > $2 AND (status < 3 OR step > 0) AND status = 6",
+        "FROM placement WHERE instrument_id = $1",
+        "FROM placement WHERE instrument_id IN",
+        "FROM placement INDEXED BY placement_open",
+        "WHERE stage < 8 AND stage >=",
+        "UPDATE placement SET stage",
+        "FROM issue_decision WHERE instrument_id =",
+        "FROM instrument INDEXED BY instrument_of_issuer",
+        "FROM instrument INDEXED BY instrument_document",
+        "FROM enforcement_act WHERE act_id =",
+        "FROM enforcement_act WHERE kind = 1 AND actor =",
+        "FROM enforcement_act INDEXED BY act_listed",
+        "FROM enforcement_act INDEXED BY act_of_holder",
+        "FROM enforcement_act INDEXED BY act_of_freeze",
+        "FROM enforcement_act INDEXED BY act_live",
+        "FROM enforcement_act INDEXED BY act_open",
+        "FROM enforcement_act INDEXED BY act_freezes",
+        "UPDATE enforcement_act SET left_minor",
+        "FROM holding_history INDEXED BY holding_history_at",
+        "FROM operation INDEXED BY operation_maturing",
+        "FROM extract INDEXED BY extract_of_actor",
+        "FROM extract WHERE extract_id =",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",
+        "FROM holding WHERE (token, address) >",
+        "CROSS JOIN user_address AS u ON u.address = k.value",
+        "FROM operation AS o INDEXED BY operation_open",
+        "FROM chain_break WHERE cleared_at_us IS NULL",
+        "FROM chain_break WHERE instrument_id = ?",
+        "FROM chain_break WHERE instrument_id = $1 AND address = $2",
+        "UPDATE chain_break SET cleared_at_us",
+        "INSERT INTO accepted_difference",
+        "FROM ledger_anchor WHERE number <",
         "INSERT INTO inbox",
         "FROM submission WHERE",
         "FROM submission JOIN attempt",

@@ -48,20 +48,23 @@ async fn move_tokens_directly(world: &mut World, user: usize, is_back: bool) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
     let token = token.parse().expect("address");
     let (account, units) = (chain::Address::of_user(&name(user)), 90_00);
+    let key = format!("past-{user}-{is_back}");
+    let id = Some(key.clone());
     let action = if is_back {
         chain::Action::Mint {
             token,
             to: account,
             units,
+            id,
         }
     } else {
         chain::Action::Burn {
             token,
             from: account,
             units,
+            id,
         }
     };
-    let key = format!("past-{user}-{is_back}");
     let sent = world.connector().submit(&key, &action.call()).await;
     let hash = sent.expect("submitted").tx_hash.to_string();
     let receipt = world.receipt(&hash).await;

@@ -19,10 +19,17 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::redeem::{hold, redeem};
+use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
 use crate::world::*;
 
 const FOLDER: &str = "CFA_CRASH_FOLDER";
 const PEERS: &str = "CFA_CRASH_PEERS";
+/// Folder of the child that issues and transfers units.
+const UNITS_FOLDER: &str = "CFA_CRASH_UNITS_FOLDER";
+/// Folder of the child that redeems an issue.
+const ISSUE_FOLDER: &str = "CFA_CRASH_ISSUE_FOLDER";
+/// Folder of the child that settles trades.
+const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
 const PAYMENT: &str = "payment-1";
 /// Signal of `abort`.
@@ -52,7 +59,7 @@ async fn child_redeems_and_is_killed() {
 }
 
 /// Serves the doubles on a port of this process, which is not killed.
-async fn serve(double: &Arc<ServiceDoubles>, stop: &CancellationToken) -> String {
+pub async fn serve(double: &Arc<ServiceDoubles>, stop: &CancellationToken) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
     let listener = listener.await.expect("port");
     let url = format!("http://{}", listener.local_addr().expect("address"));
@@ -104,8 +111,13 @@ async fn crash(folder: &Path, double: &Arc<ServiceDoubles>, place: &str, answer:
     };
     let ended = tokio::time::timeout(2 * PATIENCE, ended).await;
     let status = ended.expect("the process ends in time");
-    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
+    assert_killed(status, place);
     stop.cancel();
+}
+
+/// Checks that a child process was killed at a failpoint.
+pub fn assert_killed(status: std::process::ExitStatus, place: &str) {
+    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
 }
 
 /// Sets the bank's answer for all payouts that payments has sent.
@@ -242,8 +254,8 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
             operation_id: operation_id.clone(),
             reason: "documents were not given".into(),
         };
-        let mut compliance = world.as_caller("sandbox.compliance");
-        compliance.refund_redemption(request).await.expect(place);
+        let mut approved = world.as_caller(testkit::APPROVED);
+        approved.refund_redemption(request).await.expect(place);
         let (status, supply, tokens, payout_status) = expected;
         let ended = async {
             while world.operation(&operation_id).await.status() != status {
@@ -332,6 +344,226 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
             reserved.len() == 2 && reserved.values().all(confirmed),
             "{place}: {reserved:?}"
         );
+        world.stop().await;
+    }
+}
+
+/// Runs a child, a test and the variable of its folder, until the failpoint kills it.
+async fn killed((test, variable): (&str, &str), folder: &Path, place: &str) {
+    let mut child = tokio::process::Command::new(std::env::current_exe().expect("program"))
+        .args([test, "--exact"])
+        .env(variable, folder)
+        .env("PLATFORM_CRASH_AT", place)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("started");
+    let ended = tokio::time::timeout(2 * PATIENCE, child.wait()).await;
+    let status = ended.expect("the process ends in time").expect("ended");
+    assert_eq!(status.signal(), Some(SIGABRT), "{place} was not reached");
+}
+
+/// Bob's transfer of ten units to Alice.
+fn ten_units() -> pb::TransferCfaRequest {
+    pb::TransferCfaRequest {
+        context: context("transfer"),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "10"),
+        ..Default::default()
+    }
+}
+
+/// The child process that is killed while it issues or transfers units. Does nothing in an ordinary
+/// test run. With a file `limit` the transfer's day limit is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_moves_units_and_is_killed() {
+    let Ok(folder) = std::env::var(UNITS_FOLDER) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let mut world = World::start(folder).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "bob", "100").await;
+    if folder.join("limit").exists() {
+        let trading = LimitType::Trading.into();
+        world
+            .double
+            .with(|state| state.daily_limits.insert(trading, 1));
+    }
+    let _ = world.transfer(ten_units()).await;
+    let driven = async {
+        loop {
+            world.resume_operations().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let driven = tokio::time::timeout(PATIENCE, driven);
+    driven.await.expect("killed at the failpoint");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_between_two_steps_of_an_issue_or_a_transfer_units_move_once() {
+    let places = [
+        failpoint::GATED,
+        failpoint::UNITS_SUBMITTED,
+        failpoint::OPERATION_SETTLED,
+    ];
+    for place in places {
+        // The issue reaches the place first, then the transfer.
+        for (time, bob, alice) in [(1, "100", "0"), (2, "90", "10")] {
+            let place = format!("{place}:{time}");
+            let folder = tempfile::tempdir().expect("folder");
+            let child = ("crash::child_moves_units_and_is_killed", UNITS_FOLDER);
+            killed(child, folder.path(), &place).await;
+            let mut world = World::start(folder.path()).await;
+            let units: u128 = alice.parse().expect("number");
+            let [bob, alice]: [types::Decimal; 2] =
+                [bob, alice].map(|number| number.parse().expect("number"));
+            let moved = async {
+                while world.balance("bob:BOND-1").await.available != bob
+                    || world.balance("alice:BOND-1").await.available != alice
+                    || world.tokens("BOND-1", "alice").await != units
+                {
+                    world.resume_operations().await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let moved = tokio::time::timeout(PATIENCE, moved).await;
+            moved.unwrap_or_else(|_| panic!("{place}: not bob {bob}, alice {alice}"));
+            world.resume_operations().await;
+            assert_eq!(world.tokens("BOND-1", "alice").await, units, "{place}");
+            assert_eq!(world.tokens("BOND-1", "bob").await, 100 - units, "{place}");
+            assert_eq!(world.supply("BOND-1").await, "100", "{place}");
+            world.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_killed_after_a_refused_transfer_is_reversed_its_units_are_available_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::write(folder.path().join("limit"), "").expect("written");
+    let child = ("crash::child_moves_units_and_is_killed", UNITS_FOLDER);
+    killed(child, folder.path(), failpoint::REVERSED).await;
+    let mut world = World::start(folder.path()).await;
+    let repeated = world.transfer(ten_units()).await.expect("known");
+    let ended = async {
+        loop {
+            world.resume_operations().await;
+            let operation = world.operation(&repeated.operation_id).await;
+            if operation.status() == OperationStatus::Rejected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let ended = tokio::time::timeout(PATIENCE, ended).await;
+    ended.expect("the transfer ends");
+    world.balance_becomes("bob:BOND-1", "100").await;
+    assert_eq!(world.tokens("BOND-1", "alice").await, 0);
+    assert_eq!(world.tokens("BOND-1", "bob").await, 100);
+    world.stop().await;
+}
+
+/// Two trades of one batch.
+fn trades() -> Vec<pb::TradeLeg> {
+    vec![
+        leg("t-1", 1, "alice", "bob", "2", "2000.00", "2.00"),
+        leg("t-2", 2, "alice", "bob", "3", "3000.00", "3.00"),
+    ]
+}
+
+/// The child process that is killed while it settles. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_settles_and_is_killed() {
+    let Ok(folder) = std::env::var(TRADES_FOLDER) else {
+        return;
+    };
+    let mut world = market_world(Path::new(&folder)).await;
+    settle(&mut world, "n1:1-2", trades())
+        .await
+        .expect("settled");
+    wait_batch(&mut world, "n1:1-2").await;
+}
+
+// rows: R094 R186
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_killed_between_two_steps_of_a_batch_its_trades_are_moved_once() {
+    for place in [
+        failpoint::BATCH_STORED,
+        failpoint::BATCH_SUBMITTED,
+        failpoint::BATCH_ENDED,
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = ("crash::child_settles_and_is_killed", TRADES_FOLDER);
+        killed(child, folder.path(), place).await;
+
+        let mut world = World::start(folder.path()).await;
+        // Settlement repeats the call of which it has no answer.
+        let repeated = settle(&mut world, "n1:1-2", trades()).await;
+        repeated.expect("known");
+        let batch = wait_batch(&mut world, "n1:1-2").await;
+        assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized, "{place}");
+        assert!(batch.failed_trade_ids.is_empty(), "{place}");
+        world.resume_operations().await;
+        assert_transferred_once(&mut world, 2).await;
+        assert_eq!(world.tokens("BOND-1", "alice").await, 5, "{place}");
+        world.stop().await;
+    }
+}
+
+/// The child process that is killed while it redeems an issue. Does nothing in an ordinary test
+/// run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_an_issue_and_is_killed() {
+    let Ok(folder) = std::env::var(ISSUE_FOLDER) else {
+        return;
+    };
+    let mut world = World::start(Path::new(&folder)).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let request = pb::StartRedemptionRequest {
+        context: context("redemption"),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    world.cfa.start_redemption(request).await.expect("started");
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_killed_between_two_steps_of_a_redemption_every_holder_is_paid_once() {
+    // The first submission funds the redemption, the second distributes.
+    let places = [
+        format!("{}:1", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_POSTED.to_owned(),
+        format!("{}:2", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_ENDED.to_owned(),
+    ];
+    for place in places {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = ("crash::child_redeems_an_issue_and_is_killed", ISSUE_FOLDER);
+        killed(child, folder.path(), &place).await;
+        let mut world = World::start(folder.path()).await;
+        let redeemed = async {
+            while world.instrument("BOND-1").await.status() != pb::InstrumentStatus::Redeemed {
+                world.resume_operations().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let redeemed = tokio::time::timeout(PATIENCE, redeemed).await;
+        redeemed.unwrap_or_else(|_| panic!("{place}: the redemption does not end"));
+        world.balance_becomes("alice:CFA-RUB", "2000.00").await;
+        let issuer = world.balance("issuer:CFA-RUB").await.balance;
+        assert!(issuer.is_zero(), "{place}: {issuer}");
+        assert_eq!(world.tokens("CFA-RUB", "alice").await, 2_000_00, "{place}");
+        assert_eq!(world.supply("BOND-1").await, "0", "{place}");
+        assert_eq!(world.supply("CFA-RUB").await, "2000.00", "{place}");
         world.stop().await;
     }
 }

@@ -3,16 +3,22 @@
 #![allow(clippy::inconsistent_digit_grouping)]
 
 mod agreement;
+mod breaks;
 mod crash;
+mod decisions;
+mod enforcement;
+mod extracts;
 mod faults;
 mod issue;
 mod issues;
 mod limits;
 mod losing;
+mod maturity;
 mod metrics;
 mod missed;
 mod node;
 mod offers;
+mod placement;
 mod quarantine;
 mod record_date;
 mod recovery;
@@ -25,4 +31,5 @@ mod strangers;
 mod subscriptions;
 mod terms;
 mod trades;
+mod versions;
 mod world;

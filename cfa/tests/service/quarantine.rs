@@ -13,6 +13,7 @@ async fn mint(world: &mut World, instrument_id: &str, units: u128) {
         token: token.parse().expect("address"),
         to: Address::of_user("alice"),
         units,
+        id: Some(key()),
     };
     let submitted = world.connector().submit(&key(), &mint.call()).await;
     let hash = submitted.expect("submitted").tx_hash.to_string();
@@ -22,7 +23,7 @@ async fn mint(world: &mut World, instrument_id: &str, units: u128) {
 async fn quarantined(world: &World) -> String {
     let reason = async {
         loop {
-            if let Some(reason) = world.service.health.failing().get("quarantined tokens") {
+            if let Some(reason) = world.service.health.findings().get("quarantined tokens") {
                 return reason.clone();
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

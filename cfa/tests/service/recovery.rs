@@ -230,33 +230,15 @@ async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
     world.register(|_| {}).await.expect("registered");
     world.issue("BOND-1", "alice", "1").await;
     let connector = world.connector();
-    let mut platform = Vec::new();
-    for name in ["registry", "settlement", "redemption"] {
-        let known = connector
-            .submit(&format!("bootstrap:{name}"), &Action::DeployRegistry.call())
-            .await
-            .expect("known");
-        platform.push(known.contract.expect("deployed"));
-    }
-    let deploy = Action::DeployToken {
-        name: "x".into(),
-        symbol: "BOND-2".into(),
-        decimals: 0,
-        registry: platform[0],
-        agents: platform[1..].to_vec(),
-    };
-    let deployed = connector.submit("own", &deploy.call()).await;
-    let deployed = deployed.expect("submitted");
-    world.receipt(&deployed.tx_hash.to_string()).await;
-    let token = deployed.contract.expect("contract");
+    let token = world.deploy_token("BOND-2", |_| {}).await;
     // The node refuses the issuer's entry in the allow-list: the issue stays a draft.
     gate.refuse(NO_COINS);
-    let refused = world.register(|request| {
+    let activated = world.register(|request| {
         request.symbol = "BOND-2".into();
         request.issuer_id = "issuer-2".into();
         request.smart_contract_address = token.to_string();
     });
-    refused.await.expect_err("the node refuses");
+    activated.await.expect("left to the sweep");
     gate.pass();
     assert_eq!(
         world.instrument("BOND-2").await.status(),
@@ -266,6 +248,7 @@ async fn r030_events_of_a_drafts_adopted_token_are_counted_once() {
         token,
         to: Address::of_user("alice"),
         units: 5,
+        id: Some("mint".into()),
     };
     let minted = connector.submit("mint", &mint.call()).await;
     let minted = minted.expect("submitted").tx_hash.to_string();

@@ -427,6 +427,7 @@ async fn reverted_burn_frees_the_money(earlier: Option<PaymentStatus>) {
         token,
         from,
         units: 90_00,
+        id: Some("behind".into()),
     };
     let burned = world
         .connector()
@@ -514,7 +515,7 @@ async fn r085_payout_confirmed_finalizes_by_event() {
     world.stop().await;
 }
 
-fn trail_has(world: &World, call: &str) -> bool {
+pub fn trail_has(world: &World, call: &str) -> bool {
     world
         .double
         .trail()

@@ -1,4 +1,4 @@
-//! Compliance refunds a blocked redemption: its completed steps are undone (R089).
+//! Compliance refunds a blocked redemption by an approval: its completed steps are undone (R089).
 
 use proto::cfa::v1 as pb;
 use proto::common::v1::{OperationStatus, PaymentStatus, RejectionReasonCode};
@@ -57,7 +57,7 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
     world.deposit("alice", "100.00").await;
     gate.hide_blocks();
     let operation = redeem(&mut world, "40.00", "payout-1").await;
-    let early = refund(&world, "sandbox.compliance", &operation).await;
+    let early = refund(&world, testkit::APPROVED, &operation).await;
     assert_eq!(reason(&early.expect_err("not blocked")), "OPERATION_STATE");
     set_block(&world, &operation, true).await.expect("blocked");
     for credential in [
@@ -68,8 +68,11 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
         let refused = refund(&world, credential, &operation).await;
         assert_eq!(refused.expect_err("refused").code(), Code::PermissionDenied);
     }
+    // Money and tokens return by two persons (D32).
+    let alone = refund(&world, "sandbox.compliance", &operation).await;
+    assert_eq!(reason(&alone.expect_err("refused")), "APPROVAL_REQUIRED");
     // The burn may still succeed: it is undone once its receipt is known.
-    let (waiting, replayed) = refund(&world, "sandbox.compliance", &operation)
+    let (waiting, replayed) = refund(&world, testkit::APPROVED, &operation)
         .await
         .expect("ordered");
     assert_eq!(
@@ -83,7 +86,7 @@ async fn r089_a_blocked_redemption_is_refunded_after_its_burn() {
     world.resume_operations().await;
     assert_refunded(&mut world, &operation).await;
     // A repeat changes nothing, and neither does the failure of the payout.
-    let (again, replayed) = refund(&world, "sandbox.compliance", &operation)
+    let (again, replayed) = refund(&world, testkit::APPROVED, &operation)
         .await
         .expect("repeated");
     assert_eq!(
@@ -107,7 +110,7 @@ async fn r089_a_redemption_blocked_before_its_burn_is_refunded_without_one() {
     let operation = redeem(&mut world, "40.00", "payout-1").await;
     set_block(&world, &operation, true).await.expect("blocked");
     gate.pass();
-    refund(&world, "sandbox.compliance", &operation)
+    refund(&world, testkit::APPROVED, &operation)
         .await
         .expect("refunded");
     let ended = world.operation(&operation.operation_id).await;

@@ -30,6 +30,8 @@ async fn d50_a_repeated_change_of_an_issue_does_not_undo_a_later_one() {
     assert!(is_repeat(&stored));
     assert_eq!(stored.into_inner().instrument_id, "BOND-1");
 
+    world.sign("BOND-1", "issuer").await.expect("signed");
+    world.activate("BOND-1").await.expect("activated");
     let change = |key: &str, status: pb::InstrumentStatus| pb::UpdateInstrumentRequest {
         context: context(key),
         instrument_id: "BOND-1".into(),

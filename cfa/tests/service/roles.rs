@@ -13,11 +13,11 @@ fn redemption(payout_id: &str) -> pb::RedeemCfaRubRequest {
     }
 }
 
-fn renaming(name: &str) -> pb::UpdateInstrumentRequest {
+fn halt() -> pb::UpdateInstrumentRequest {
     pb::UpdateInstrumentRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
-        name: Some(name.into()),
+        status: pb::InstrumentStatus::Halted.into(),
         ..Default::default()
     }
 }
@@ -36,19 +36,20 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
         .await
         .expect_err("another user's money");
     assert_eq!(redeemed.code(), tonic::Code::PermissionDenied);
-    let renamed = world
+    let halted = world
         .as_caller("sandbox.issuer+auditor.other")
-        .update_instrument(renaming("Taken"))
+        .update_instrument(halt())
         .await
         .expect_err("another issuer's bond");
-    assert_eq!(renamed.code(), tonic::Code::PermissionDenied);
-    assert_eq!(world.instrument("BOND-1").await.name, "A bond");
+    assert_eq!(halted.code(), tonic::Code::PermissionDenied);
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Active);
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
 
     // Own data, and reads admitted by the read role, work as before.
     world
         .as_caller("sandbox.issuer+auditor.issuer")
-        .update_instrument(renaming("Renamed"))
+        .update_instrument(halt())
         .await
         .expect("the caller's own bond");
     let listed = world
@@ -61,5 +62,44 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
         .expect("the auditor reads everything")
         .into_inner();
     assert_eq!(listed.operations.len(), 1);
+    world.stop().await;
+}
+
+fn status(status: pb::InstrumentStatus) -> pb::UpdateInstrumentRequest {
+    pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        status: status.into(),
+        ..Default::default()
+    }
+}
+
+// rows: R333
+#[tokio::test(flavor = "multi_thread")]
+async fn d32_one_person_halts_an_issue_and_two_end_the_halt() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    use pb::InstrumentStatus::{Active, Halted};
+    let mut operator = world.as_caller("sandbox.operator.anna");
+    operator
+        .update_instrument(status(Halted))
+        .await
+        .expect("halted");
+    // Neither an operator nor the issuer ends it alone.
+    for credential in ["sandbox.operator.anna", "sandbox.issuer.issuer"] {
+        let mut alone = world.as_caller(credential);
+        let refused = alone.update_instrument(status(Active)).await;
+        assert_eq!(
+            reason(&refused.expect_err("refused")),
+            "APPROVAL_REQUIRED",
+            "{credential}"
+        );
+    }
+    assert_eq!(world.instrument("BOND-1").await.status(), Halted);
+    let request = testkit::messages::approved(status(Active));
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved.update_instrument(request).await.expect("active");
+    assert_eq!(world.instrument("BOND-1").await.status(), Active);
     world.stop().await;
 }

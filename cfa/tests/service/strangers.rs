@@ -138,31 +138,13 @@ async fn r030_an_adopted_contract_keeps_its_earlier_holders() {
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     let connector = world.connector();
-    let mut deployed = Vec::new();
-    for name in ["registry", "settlement", "redemption"] {
-        let known = connector
-            .submit(&format!("bootstrap:{name}"), &Action::DeployRegistry.call())
-            .await
-            .expect("known");
-        deployed.push(known.contract.expect("deployed"));
-    }
-    let deploy = Action::DeployToken {
-        name: "x".into(),
-        symbol: "BOND-2".into(),
-        decimals: 0,
-        registry: deployed[0],
-        agents: deployed[1..].to_vec(),
-    };
-    let own = connector
-        .submit("own", &deploy.call())
-        .await
-        .expect("submitted");
-    let token = own.contract.expect("contract");
+    let token = world.deploy_token("BOND-2", |_| {}).await;
     world.issue("BOND-1", "alice", "1").await;
     let mint = Action::Mint {
         token,
         to: Address::of_user("alice"),
         units: 5,
+        id: Some("mint".into()),
     };
     let minted = connector
         .submit("mint", &mint.call())

@@ -282,7 +282,8 @@ async fn d46_subscriptions_of_an_earlier_release_go_on() {
             payment_minor, status, step, operation_id, idempotency_key, correlation_id, \
             expires_at_us, created_at_us, updated_at_us FROM offer",
         "DROP TABLE offer",
-        "DELETE FROM _sqlx_migrations WHERE version = 10",
+        "DROP TABLE placement",
+        "DELETE FROM _sqlx_migrations WHERE version IN (10, 12)",
     ] {
         let done = sqlx::raw_sql(statement).execute(&pool).await;
         done.expect("done");

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cfa::{CfaConfig, CfaDeps, CfaHandle, Clock};
-use chain::{ChainConfig, ChainDeps, ChainHandle, Connector, TxHash, start_chain};
+use chain::{
+    Action, ChainConfig, ChainDeps, ChainHandle, Connector, Contracts, TxHash, start_chain,
+};
 use events::{Event, Log};
 use prost::Message;
 use proto::cfa::v1 as pb;
@@ -15,6 +17,7 @@ use proto::common::v1 as common;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1::FiatDepositedEvent;
+use sha2::Digest as _;
 use testkit::{ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -40,6 +43,8 @@ pub struct World {
     pub service: rpc::Service,
     /// Faults of the calls that the service makes.
     pub faults: Faults,
+    /// The certificate authority of the issuers.
+    pub ca: sandbox::bank::Ca,
     handle: CfaHandle,
     ledger_handle: ledger::LedgerHandle,
     services: CancellationToken,
@@ -54,10 +59,16 @@ pub struct Settings {
     pub rpc_url: Option<String>,
     /// Unset: only the test runs sweeps.
     pub sweep_interval_ms: Option<u64>,
+    /// Interval and window of the comparison of chain and ledger. Unset: none takes place.
+    pub compare_ms: Option<(u64, u64)>,
+    /// Interval of the anchors of the ledger. Unset: none.
+    pub anchor_interval_s: Option<u64>,
     /// Doubles that outlive the world. `None`: new ones.
     pub double: Option<Arc<ServiceDoubles>>,
     /// Address of doubles in another process, called instead of `double`.
     pub peers_url: Option<String>,
+    /// Configures no certificate authority.
+    pub without_authority: bool,
 }
 
 impl World {
@@ -122,10 +133,20 @@ impl World {
             chain: chain.connector(),
             clock: clock.clone(),
         };
+        let keys = folder.join("keys");
+        let ca = sandbox::bank::Ca::open(&keys).expect("certificate authority");
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
+            ca_file: (!settings.without_authority).then(|| keys.join("ca.pem")),
+            extract_key_file: Some(keys.join("extracts.pk8")),
+            extract_certificate_file: Some(keys.join("extracts.der")),
             sweep_interval_ms: settings.sweep_interval_ms.unwrap_or(3_600_000),
             submit_attempts_max: 3,
+            anchor_interval_s: settings.anchor_interval_s.unwrap_or_default(),
+            compare_interval_ms: settings
+                .compare_ms
+                .map_or(3_600_000, |(interval, _)| interval),
+            compare_window_ms: settings.compare_ms.map_or(60_000, |(_, window)| window),
             ..CfaConfig::default()
         };
         let handle = match cfa::start(config, deps, services.clone()).await {
@@ -154,6 +175,7 @@ impl World {
             chain,
             clock,
             slot,
+            ca,
             handle,
             ledger_handle,
             services,
@@ -205,6 +227,36 @@ impl World {
 
     pub fn connector(&self) -> Connector {
         self.chain.connector()
+    }
+
+    /// The contracts that the first start deployed.
+    pub async fn contracts(&self) -> Contracts {
+        let deployed = self.connector().submission("bootstrap:platform").await;
+        let deployed = deployed.expect("read").expect("deployed");
+        Contracts::of_platform(&deployed.contract.expect("a deployment"))
+    }
+
+    /// Deploys a token as the platform does. Returns its address.
+    pub async fn deploy_token(
+        &self,
+        symbol: &str,
+        change: impl FnOnce(&mut Action),
+    ) -> chain::Address {
+        let (connector, contracts) = (self.connector(), self.contracts().await);
+        let mut deploy = Action::DeployToken {
+            name: "x".into(),
+            symbol: symbol.into(),
+            decimals: 0,
+            registry: contracts.registry,
+            owner: connector.owner(),
+            grants: contracts.token_grants(connector.operator()),
+            terms: None,
+        };
+        change(&mut deploy);
+        let submitted = connector.submit(&key(), &deploy.call()).await;
+        let submitted = submitted.expect("submitted");
+        let receipt = self.receipt(&submitted.tx_hash.to_string()).await;
+        receipt.contract_address.expect("contract")
     }
 
     /// Runs one sweep: resumes all open operations.
@@ -401,19 +453,90 @@ impl World {
             .expect("instrument")
     }
 
+    /// Registers an issue, signs its decision and activates it.
+    ///
+    /// # Errors
+    /// The refusal of the registration or of the activation.
     pub async fn register(
+        &mut self,
+        change: impl FnOnce(&mut pb::RegisterInstrumentRequest),
+    ) -> Result<pb::Instrument, Status> {
+        let draft = self.draft(change).await?;
+        // A repeat returns the issue as it is.
+        if draft.status() != pb::InstrumentStatus::Draft {
+            return Ok(draft);
+        }
+        let document = match draft.document_hash.as_str() {
+            "" => document_of(&draft.instrument_id),
+            hash => {
+                let mut document = [0; 32];
+                hex::decode_to_slice(hash, &mut document).expect("a hash");
+                document
+            }
+        };
+        self.sign_document(&draft.instrument_id, &draft.issuer_id, document)
+            .await
+            .expect("signed");
+        self.activate_document(&draft.instrument_id, document).await
+    }
+
+    pub async fn draft(
         &mut self,
         change: impl FnOnce(&mut pb::RegisterInstrumentRequest),
     ) -> Result<pb::Instrument, Status> {
         let mut request = bond("BOND-1");
         change(&mut request);
-        Ok(self
-            .cfa
-            .register_instrument(request)
-            .await?
-            .into_inner()
-            .instrument
-            .expect("instrument"))
+        let registered = self.cfa.register_instrument(request).await?;
+        Ok(registered.into_inner().instrument.expect("instrument"))
+    }
+
+    /// Stores a signature of the decision by this user.
+    pub async fn sign(
+        &mut self,
+        instrument_id: &str,
+        signer: &str,
+    ) -> Result<pb::IssueDecision, Status> {
+        let document = document_of(instrument_id);
+        self.sign_document(instrument_id, signer, document).await
+    }
+
+    /// `document`: SHA-256 of the decision.
+    async fn sign_document(
+        &mut self,
+        instrument_id: &str,
+        signer: &str,
+        document: [u8; 32],
+    ) -> Result<pb::IssueDecision, Status> {
+        let signature = self.ca.sign(signer, &document).expect("signature");
+        let request = pb::SignIssueDecisionRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            document_hash: hex::encode(document),
+            signature: signature.into(),
+            ..Default::default()
+        };
+        let signed = self.cfa.sign_issue_decision(request).await?;
+        Ok(signed.into_inner().decision.expect("decision"))
+    }
+
+    pub async fn activate(&mut self, instrument_id: &str) -> Result<pb::Instrument, Status> {
+        self.activate_document(instrument_id, document_of(instrument_id))
+            .await
+    }
+
+    /// `document`: SHA-256 of the decision.
+    async fn activate_document(
+        &mut self,
+        instrument_id: &str,
+        document: [u8; 32],
+    ) -> Result<pb::Instrument, Status> {
+        let request = pb::ActivateInstrumentRequest {
+            context: context(&key()),
+            instrument_id: instrument_id.into(),
+            document_hash: hex::encode(document),
+        };
+        let activated = self.cfa.activate_instrument(request).await?;
+        Ok(activated.into_inner().instrument.expect("instrument"))
     }
 
     /// Issues units without payment and waits until they are final.
@@ -651,6 +774,11 @@ impl Random {
     }
 }
 
+/// SHA-256 of the decision on an issue.
+pub fn document_of(instrument_id: &str) -> [u8; 32] {
+    sha2::Sha256::digest(instrument_id).into()
+}
+
 /// A fresh key.
 pub fn key() -> String {
     uuid::Uuid::now_v7().to_string()
@@ -713,7 +841,7 @@ pub fn event<M: Message>(topic: &str, key: &str, type_name: &str, message: &M) -
     }
 }
 
-/// Calls a contract's function without arguments as its owner, e.g. `pause()`.
+/// Calls a contract's function without arguments as the operator, e.g. `pause()`.
 pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &str) {
     let token = world.instrument(instrument_id).await.smart_contract_address;
     let hash = chain::keccak256(signature.as_bytes());

@@ -10,7 +10,9 @@
 //! | `submit` | nonces, signatures, the first send |
 //! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
+//! | `tokens` | reads of a token: code, rights, terms, freezes |
 //! | `node_error` | meaning of a node's error text |
+//! | `recent` | contents of the last final blocks |
 //! | `fees`, `signer`, `repo` | fees, the signing account, the store |
 //!
 //! A submission is *submitted* (its attempts have been sent), *included* (an unconfirmed block
@@ -25,33 +27,39 @@
 
 mod fees;
 mod node_error;
+mod recent;
 mod repo;
 mod signer;
 mod submit;
+mod tokens;
 mod upkeep;
 mod watcher;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use alloy::consensus::Transaction as _;
 use alloy::eips::{BlockId, BlockNumberOrTag};
 use alloy::network::TransactionBuilder;
 use alloy::primitives::{TxKind, U256};
 use alloy::providers::{DynProvider, Provider, ProviderBuilder};
 use alloy::rpc::client::RpcClient;
-use alloy::rpc::types::{Filter, TransactionRequest};
+use alloy::rpc::types::{Filter, Log, TransactionRequest};
 use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
 use async_recursion::async_recursion as boxed;
 use service_kit::KeyedMutex;
 use tokio::sync::watch;
 
-use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
+use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement, TokenV1};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
+use recent::RecentBlocks;
+pub use repo::known_transactions;
 use repo::{Identity, Repo};
 pub(crate) use signer::Signer;
+pub use tokens::{HolderState, TokenCode, TokenRights};
 pub(crate) use upkeep::Upkeep;
 pub use watcher::Watcher;
 
@@ -155,6 +163,7 @@ pub struct BlockInfo {
     pub parent_hash: TxHash,
     pub tx_hashes: Vec<TxHash>,
     pub time_s: u64,
+    pub gas_limit: u64,
     /// Canonical (RLP) bytes of the header.
     pub header: Vec<u8>,
 }
@@ -202,6 +211,8 @@ pub(crate) struct Settings {
     pub replace_after_blocks: u64,
     /// Limit of the fee in wei per gas.
     pub max_fee_per_gas: u128,
+    /// Owner of the contracts that are deployed from now on. `None`: the operator.
+    pub owner: Option<Address>,
 }
 
 struct Inner {
@@ -218,8 +229,11 @@ struct Inner {
     head: AtomicU64,
     /// Number of the last read block, which may be unconfirmed.
     read_tip: AtomicU64,
+    /// Gas limit of the last read block; 0: none was read since the start.
+    block_gas_limit: AtomicU64,
     /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
+    recent: Mutex<RecentBlocks>,
     /// Why nothing may be submitted or finalized: a reorganisation below the last final block.
     broken: Mutex<Option<String>>,
 }
@@ -262,7 +276,9 @@ impl Connector {
             marks: submit::Marks::default(),
             head: AtomicU64::new(head),
             read_tip: AtomicU64::new(cursor),
+            block_gas_limit: AtomicU64::new(0),
             last_read_block,
+            recent: Mutex::default(),
             broken: Mutex::new(None),
         };
         Ok(Self {
@@ -318,6 +334,11 @@ impl Connector {
         Address::from(self.inner.signer.address())
     }
 
+    /// The account that owns the contracts that are deployed from now on, and sets their roles.
+    pub fn owner(&self) -> Address {
+        self.inner.settings.owner.unwrap_or_else(|| self.operator())
+    }
+
     /// Number of the last block whose receipts were read and published.
     pub fn last_read_block(&self) -> watch::Receiver<u64> {
         self.inner.last_read_block.subscribe()
@@ -365,6 +386,11 @@ impl Connector {
         }
     }
 
+    fn recent(&self) -> MutexGuard<'_, RecentBlocks> {
+        let recent = self.inner.recent.lock();
+        recent.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Number of the last read block, which may be unconfirmed.
     fn read_tip(&self) -> u64 {
         self.inner.read_tip.load(Ordering::Relaxed)
@@ -378,6 +404,10 @@ impl Connector {
     #[boxed]
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         self.check_unbroken()?;
+        let recent = self.recent().receipt(tx_hash).cloned();
+        if recent.is_some() {
+            return Ok(recent);
+        }
         let Some(stored) = self.inner.repo.by_hash(tx_hash).await? else {
             return match self.unconfirmed_receipt(tx_hash).await? {
                 Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
@@ -402,6 +432,24 @@ impl Connector {
                 "the node does not have transaction {included} in the block that was read"
             ))),
         }
+    }
+
+    /// Call data of a final transaction, read from the node; `None`: it is not final.
+    /// `tx_hash`: a submission's hash.
+    #[boxed]
+    pub async fn call_data(&self, tx_hash: &TxHash) -> Result<Option<Vec<u8>>, ChainError> {
+        self.check_unbroken()?;
+        let stored = self.inner.repo.by_hash(tx_hash).await?;
+        let included = stored.filter(|stored| stored.is_final);
+        let Some(included) = included.and_then(|stored| stored.included) else {
+            return Ok(None);
+        };
+        let found = self
+            .inner
+            .provider
+            .get_transaction_by_hash(included.raw())
+            .await?;
+        Ok(found.map(|transaction| transaction.input().to_vec()))
     }
 
     async fn is_read(&self, number: u64) -> Result<bool, ChainError> {
@@ -462,6 +510,7 @@ impl Connector {
             parent_hash: TxHash::from(block.header.parent_hash),
             tx_hashes: block.transactions.hashes().map(TxHash::from).collect(),
             time_s: block.header.timestamp,
+            gas_limit: block.header.gas_limit,
             header: alloy::rlp::encode(&block.header.inner),
         }))
     }
@@ -547,8 +596,36 @@ impl Connector {
 
     /// All transfers of these tokens in the blocks from..=to, in chain order. Events of other
     /// contracts are not queried.
+    ///
+    /// # Errors
+    /// `Unavailable` also while the chain has replaced a final block.
     #[boxed]
     pub async fn transfers(
+        &self,
+        tokens: &[Address],
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<TokenTransfer>, ChainError> {
+        self.check_unbroken()?;
+        let mut transfers = Vec::new();
+        let mut next = from;
+        while next <= to && !tokens.is_empty() {
+            let recent = |number| self.recent().transfers(tokens, number);
+            if let Some(recent) = recent(next) {
+                transfers.extend(recent);
+                next += 1;
+                continue;
+            }
+            let end = (next + 1..=to).find(|number| recent(*number).is_some());
+            let end = end.unwrap_or(to + 1);
+            transfers.extend(self.node_transfers(tokens, next, end - 1).await?);
+            next = end;
+        }
+        Ok(transfers)
+    }
+
+    /// The same from the node.
+    async fn node_transfers(
         &self,
         tokens: &[Address],
         from: u64,
@@ -564,29 +641,9 @@ impl Connector {
                 .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
             logs.extend(self.inner.provider.get_logs(&filter).await?);
         }
-        if !tokens.is_empty() {
-            self.check_has_cursor().await?;
-        }
+        self.check_has_cursor().await?;
         logs.sort_by_key(|log| (log.block_number, log.log_index));
-        let mut transfers = Vec::with_capacity(logs.len());
-        for log in logs {
-            // A token contract that the platform did not deploy may declare `Transfer` with other
-            // indexed fields.
-            let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
-                continue;
-            };
-            let party =
-                |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
-            transfers.push(TokenTransfer {
-                token: Address::from(event.address),
-                from: party(event.from),
-                to: party(event.to),
-                // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
-                units: u128::try_from(event.value).unwrap_or(u128::MAX),
-                block_number: log.block_number.unwrap_or_default(),
-            });
-        }
-        Ok(transfers)
+        Ok(logs.iter().filter_map(to_transfer).collect())
     }
 
     /// Refuses the answers of a node without the last final block: it is behind or on another
@@ -638,6 +695,7 @@ impl Connector {
         .await
     }
 
+    /// Whether an account is an agent of a contract of version 1.
     #[boxed]
     pub async fn is_agent(
         &self,
@@ -646,7 +704,7 @@ impl Connector {
     ) -> Result<bool, ChainError> {
         self.call_view(
             contract,
-            CfaToken::isAgentCall {
+            TokenV1::isAgentCall {
                 account: account.raw(),
             },
         )
@@ -702,16 +760,42 @@ fn to_units(value: U256) -> Result<u128, ChainError> {
     u128::try_from(value).map_err(|_| ChainError::Malformed("amount exceeds 128 bits".into()))
 }
 
-fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
-    let failed_trades = receipt
-        .logs()
-        .iter()
-        .filter_map(|log| Settlement::TradeFailed::decode_log(&log.inner).ok())
+/// The transfer that a log reports; `None` for another event.
+fn to_transfer(log: &Log) -> Option<TokenTransfer> {
+    // A token contract that the platform did not deploy may declare `Transfer` with other indexed
+    // fields.
+    let event = CfaToken::Transfer::decode_log(&log.inner).ok()?;
+    let party = |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
+    Some(TokenTransfer {
+        token: Address::from(event.address),
+        from: party(event.from),
+        to: party(event.to),
+        // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
+        units: u128::try_from(event.value).unwrap_or(u128::MAX),
+        block_number: log.block_number.unwrap_or_default(),
+    })
+}
+
+/// The trades that the called settlement contract left out. The logs of other contracts are not
+/// read: a token of the batch could name a settled trade in an event of its own.
+fn failed_trades<'a>(
+    settlement: alloy::primitives::Address,
+    logs: impl Iterator<Item = &'a alloy::primitives::Log>,
+) -> Vec<FailedTrade> {
+    logs.filter(|log| log.address == settlement)
+        .filter_map(|log| Settlement::TradeFailed::decode_log(log).ok())
         .map(|failed| FailedTrade {
             token: Address::from(failed.token),
             number: failed.tradeNumber.saturating_to(),
         })
-        .collect();
+        .collect()
+}
+
+fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
+    let logs = receipt.logs().iter().map(|log| &log.inner);
+    let failed_trades = receipt
+        .to
+        .map_or_else(Vec::new, |to| failed_trades(to, logs));
     Receipt {
         tx_hash: TxHash::from(receipt.transaction_hash),
         included_tx_hash: TxHash::from(receipt.transaction_hash),
@@ -727,5 +811,32 @@ fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),
         failed_trades,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy::primitives::Log;
+
+    use super::*;
+
+    #[test]
+    fn failed_trades_are_those_that_the_called_contract_names() {
+        let (settlement, token) = (Address::of_user("settlement"), Address::of_user("token"));
+        let log = |emitter: Address, number: u64| {
+            let failed = Settlement::TradeFailed {
+                batchId: Default::default(),
+                token: token.raw(),
+                tradeNumber: U256::from(number),
+                reason: Default::default(),
+            };
+            Log {
+                address: emitter.raw(),
+                data: failed.encode_log_data(),
+            }
+        };
+        let logs = [log(settlement, 1), log(token, 2)];
+        let failed = FailedTrade { token, number: 1 };
+        assert_eq!(failed_trades(settlement.raw(), logs.iter()), [failed]);
     }
 }

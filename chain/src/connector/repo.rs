@@ -8,11 +8,12 @@
 //! - One transaction stores the events of a final block and advances the cursor.
 //! - Writes that change an attempt apply only while no read block contains the submission.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use events::sqlite::{Sqlite, Tx};
-use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteRow};
+use sqlx::{Connection, Row, SqliteConnection};
 
 use super::{ChainError, Receipt, ReceiptStatus, Submission};
 use crate::TxHash;
@@ -98,6 +99,27 @@ macro_rules! columns {
         "submission.key, submission.nonce, submission.tx_hash, submission.contract, submission.latest, \
          submission.included, submission.block_number, submission.block_hash"
     };
+}
+
+/// Which of these transactions the connector's file has as submissions. Read-only, with or without
+/// a running connector.
+///
+/// # Errors
+/// [`ChainError`]: the file cannot be read.
+pub async fn known_transactions(
+    file: &Path,
+    tx_hashes: &[&str],
+) -> Result<HashSet<String>, ChainError> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let mut db = SqliteConnection::connect_with(&options).await?;
+    let known: Vec<String> = sqlx::query_scalar(
+        "SELECT s.tx_hash FROM json_each($1) AS k CROSS JOIN submission AS s ON s.tx_hash = k.value",
+    )
+    .bind(serde_json::json!(tx_hashes).to_string())
+    .fetch_all(&mut db)
+    .await?;
+    db.close().await?;
+    Ok(known.into_iter().collect())
 }
 
 pub(super) struct Repo {

@@ -14,6 +14,7 @@
 //! A crash after any step leaves a stored attempt, which `upkeep` sends, replaces or cancels.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use alloy::consensus::{TxEip1559, TxEnvelope};
@@ -95,6 +96,7 @@ impl Connector {
             Some(gas_limit) => gas_limit,
             None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
         };
+        let gas_limit = self.within_block(gas_limit);
         let fees = self.estimate_fees().await?;
         // The second attempt takes the nonce from the node, in case another program sent
         // transactions from the signing account.
@@ -128,6 +130,15 @@ impl Connector {
             self.skip_nonce(meaning, attempt.nonce).await?;
         }
         unreachable!("the second attempt returns")
+    }
+
+    /// At most the gas of the last read block: nodes refuse more. Most actions use far less than
+    /// their limit, and one that needs more than a block reverts.
+    fn within_block(&self, gas_limit: u64) -> u64 {
+        match self.inner.block_gas_limit.load(Ordering::Relaxed) {
+            0 => gas_limit,
+            of_block => gas_limit.min(of_block),
+        }
     }
 
     /// A repeat of a known key.
@@ -362,7 +373,7 @@ impl Connector {
             nonce,
             raw: envelope.encoded_2718(),
             cancels,
-            signed_block: self.inner.head.load(std::sync::atomic::Ordering::Relaxed),
+            signed_block: self.inner.head.load(Ordering::Relaxed),
         })
     }
 

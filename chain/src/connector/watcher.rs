@@ -25,13 +25,17 @@ use std::time::Duration;
 
 use alloy::eips::BlockId;
 use alloy::providers::Provider;
+use alloy::rpc::types::TransactionReceipt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::repo::{Ours, ReadBlock};
 use super::submit::count;
-use super::{BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, to_receipt};
-use crate::publish;
+use super::{
+    BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, TokenTransfer, to_receipt,
+    to_transfer,
+};
+use crate::{TxHash, publish};
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Health part of the node and its answers.
@@ -186,9 +190,12 @@ impl Watcher {
     /// The node's block. The node said that it has it.
     async fn node_block(&self, number: u64) -> Result<BlockInfo, ChainError> {
         let block = self.connector.block(Some(number)).await?;
-        block.ok_or_else(|| {
+        let block = block.ok_or_else(|| {
             ChainError::Unavailable(format!("the node does not have block {number}"))
-        })
+        })?;
+        let limit = &self.connector.inner.block_gas_limit;
+        limit.store(block.gas_limit, Ordering::Relaxed);
+        Ok(block)
     }
 
     /// Undoes the unconfirmed blocks that the node does not have.
@@ -259,7 +266,7 @@ impl Watcher {
     async fn finalise(&self, block: &BlockInfo) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
         let ours = inner.repo.filter_ours(&block.tx_hashes).await?;
-        let receipts = self.receipts(block, ours).await?;
+        let (receipts, transfers) = self.receipts(block, ours).await?;
         for (ours, receipt) in &receipts {
             count(match receipt.status {
                 _ if !ours.executes() => "NONCE_USED",
@@ -277,18 +284,27 @@ impl Watcher {
             .repo
             .record_final(block.number, &block.hash, &receipts, &published)
             .await?;
+        if !receipts.is_empty() {
+            let executed = receipts.into_iter().filter(|(ours, _)| ours.executes());
+            let receipts = executed.map(|(_, receipt)| receipt).collect();
+            self.connector
+                .recent()
+                .push(block.number, receipts, transfers);
+        }
         inner.last_read_block.send_replace(block.number);
         Ok(())
     }
 
-    /// Receipts of the connector's transactions in a block, under the hashes of their submissions.
+    /// Receipts of the connector's transactions in a block, under the hashes of their submissions,
+    /// and the transfers of all its transactions. Without a transaction of the connector neither is
+    /// read.
     async fn receipts(
         &self,
         block: &BlockInfo,
         ours: Vec<Ours>,
-    ) -> Result<Vec<(Ours, Receipt)>, ChainError> {
+    ) -> Result<(Vec<(Ours, Receipt)>, Vec<TokenTransfer>), ChainError> {
         if ours.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
         let receipts = self
             .connector
@@ -299,9 +315,14 @@ impl Watcher {
         let receipts = receipts.ok_or_else(|| {
             ChainError::Unavailable(format!("node has no receipts of block {}", block.number))
         })?;
-        let receipts = receipts.iter().map(to_receipt);
-        let mut receipts: HashMap<_, _> = receipts
-            .filter(|receipt| receipt.block_hash == block.hash)
+        let is_in_block = |receipt: &&TransactionReceipt| {
+            receipt.block_hash.map(TxHash::from) == Some(block.hash)
+        };
+        let of_block = || receipts.iter().filter(is_in_block);
+        let logs = of_block().flat_map(|receipt| receipt.logs());
+        let transfers = logs.filter_map(to_transfer).collect();
+        let mut receipts: HashMap<_, _> = of_block()
+            .map(to_receipt)
             .map(|receipt| (receipt.tx_hash, receipt))
             .collect();
         let pair = |ours: Ours| {
@@ -314,7 +335,8 @@ impl Watcher {
             let tx_hash = ours.submission;
             Ok::<_, ChainError>((ours, Receipt { tx_hash, ..receipt }))
         };
-        ours.into_iter().map(pair).collect()
+        let paired: Result<_, ChainError> = ours.into_iter().map(pair).collect();
+        Ok((paired?, transfers))
     }
 }
 

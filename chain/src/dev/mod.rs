@@ -19,11 +19,13 @@
 //! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`. A
 //! contract that executes `SELFDESTRUCT` stops this chain.
 
+pub mod bare;
 pub mod http;
 mod pool;
+mod receipts;
 mod repo;
 mod rpc;
-mod state;
+pub mod state;
 mod transport;
 
 use std::path::PathBuf;
@@ -50,6 +52,9 @@ use state::{Block, SPEC, State};
 
 /// Gas limit of a block: far above the need of a settlement batch, and it ends an endless loop.
 const BLOCK_GAS_LIMIT: u64 = 500_000_000;
+
+/// File of the chain in its data folder.
+const DATABASE: &str = "chain.sqlite";
 
 /// Pauses between attempts to store a block, for example on a full disk.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -93,7 +98,7 @@ impl DevChain {
         config: DevChainConfig,
         shutdown: CancellationToken,
     ) -> Result<(Self, tokio::task::JoinHandle<()>), StoreError> {
-        let store = Store::open(&config.data_dir.join("chain.sqlite")).await?;
+        let store = Store::open(&config.data_dir.join(DATABASE)).await?;
         let state = match store.load(config.chain_id).await? {
             Some((header, db)) => State::new(config.chain_id, BLOCK_GAS_LIMIT, db, header),
             None => {
@@ -303,7 +308,7 @@ impl DevChain {
     }
 }
 
-fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
+fn stored_transactions(block: &Block) -> Vec<Arc<StoredTransaction>> {
     let mut log_index = 0u64;
     let mut stored = Vec::with_capacity(block.transactions.len());
     for (position, included) in block.transactions.iter().enumerate() {
@@ -340,10 +345,10 @@ fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
             to: tx.to(),
             contract_address: included.contract_address,
         };
-        stored.push(StoredTransaction {
+        stored.push(Arc::new(StoredTransaction {
             raw: Bytes::from(tx.encoded_2718()),
             receipt,
-        });
+        }));
     }
     stored
 }

@@ -2,14 +2,20 @@
 //!
 //! `append` writes a block and its state changes in one transaction with `synchronous = FULL`,
 //! before the block is visible. So a restart after a kill loses no visible block.
+//!
+//! The transactions of the last blocks stay in memory, decoded: the connector reads each block
+//! several times after it was sealed, and a batch of trades has a thousand logs.
 
+use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use alloy::consensus::Header;
 use alloy::primitives::{Address, B256, Bytes, KECCAK256_EMPTY, U256};
 use alloy::rlp::{Decodable, Encodable};
 use alloy::rpc::types::TransactionReceipt;
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use revm::database::{CacheDB, EmptyDB};
 use revm::state::{AccountInfo, Bytecode};
 use sqlx::Row;
@@ -17,6 +23,7 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqliteRow, SqliteSynchronous,
 };
 
+use super::receipts;
 use super::state::StateDiff;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
@@ -50,9 +57,70 @@ pub struct StoredTransaction {
     pub receipt: TransactionReceipt,
 }
 
+/// Blocks whose transactions stay in memory, and their logs: about 20 MB.
+const RECENT_BLOCKS: usize = 32;
+const RECENT_LOGS: usize = 40_000;
+
+/// The transactions of the last blocks. Blocks are consecutive; the last one is the chain's last.
+#[derive(Debug, Default)]
+struct Recent {
+    blocks: VecDeque<(u64, Vec<Arc<StoredTransaction>>)>,
+    logs: usize,
+}
+
+fn logs_of(transactions: &[Arc<StoredTransaction>]) -> usize {
+    let logs = transactions
+        .iter()
+        .map(|stored| stored.receipt.logs().len());
+    logs.sum()
+}
+
+impl Recent {
+    /// Adds the block after the last one.
+    fn push(&mut self, number: u64, transactions: &[Arc<StoredTransaction>]) {
+        if self
+            .blocks
+            .back()
+            .is_some_and(|(last, _)| last + 1 != number)
+        {
+            *self = Self::default();
+        }
+        self.logs += logs_of(transactions);
+        self.blocks.push_back((number, transactions.to_vec()));
+        while self.blocks.len() > RECENT_BLOCKS
+            || (self.logs > RECENT_LOGS && self.blocks.len() > 1)
+        {
+            if let Some((_, removed)) = self.blocks.pop_front() {
+                self.logs -= logs_of(&removed);
+            }
+        }
+    }
+
+    /// Transactions of the blocks from..=to in chain order; `None` if an earlier block is asked for
+    /// or no block is known.
+    fn transactions(&self, from: u64, to: u64) -> Option<Vec<Arc<StoredTransaction>>> {
+        let (first, _) = self.blocks.front()?;
+        if from < *first {
+            return None;
+        }
+        let blocks = self.blocks.iter();
+        let wanted = blocks.filter(|(number, _)| (from..=to).contains(number));
+        let transactions = wanted.flat_map(|(_, transactions)| transactions);
+        Some(transactions.cloned().collect())
+    }
+
+    fn transaction(&self, tx_hash: B256) -> Option<Arc<StoredTransaction>> {
+        let blocks = self.blocks.iter().rev();
+        let mut transactions = blocks.flat_map(|(_, transactions)| transactions);
+        let found = transactions.find(|stored| stored.receipt.transaction_hash == tx_hash);
+        found.cloned()
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: SqlitePool,
+    recent: Arc<Mutex<Recent>>,
 }
 
 impl Store {
@@ -69,11 +137,28 @@ impl Store {
             .connect_with(options)
             .await?;
         MIGRATOR.run(&pool).await?;
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            recent: Arc::default(),
+        })
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub async fn close(&self) {
         self.pool.close().await;
+    }
+
+    /// Id of the stored chain.
+    pub async fn chain_id(&self) -> Result<u64, StoreError> {
+        let stored: Option<String> =
+            sqlx::query_scalar("SELECT value FROM setting WHERE name = 'chain_id'")
+                .fetch_optional(&self.pool)
+                .await?;
+        let id = stored.and_then(|id| id.parse().ok());
+        id.ok_or_else(|| StoreError::Corrupt("chain_id".into()))
     }
 
     /// The last block and the whole state; `None` if the store is new.
@@ -87,13 +172,7 @@ impl Store {
         else {
             return Ok(None);
         };
-        let stored: String =
-            sqlx::query_scalar("SELECT value FROM setting WHERE name = 'chain_id'")
-                .fetch_one(&self.pool)
-                .await?;
-        let stored = stored
-            .parse()
-            .map_err(|_| StoreError::Corrupt("chain_id".into()))?;
+        let stored = self.chain_id().await?;
         if stored != chain_id {
             return Err(StoreError::OtherChain {
                 stored,
@@ -143,7 +222,7 @@ impl Store {
         chain_id: u64,
         header: &Header,
         block_hash: B256,
-        transactions: &[StoredTransaction],
+        transactions: &[Arc<StoredTransaction>],
         diff: &StateDiff,
     ) -> Result<(), StoreError> {
         let mut encoded = Vec::new();
@@ -163,8 +242,7 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         for (position, stored) in transactions.iter().enumerate() {
-            let receipt = serde_json::to_string(&stored.receipt)
-                .map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let receipt = receipts::encode(&stored.receipt).map_err(StoreError::Corrupt)?;
             sqlx::query(
                 "INSERT INTO transaction_ (hash, block_number, position, raw, receipt) \
                  VALUES ($1, $2, $3, $4, $5)",
@@ -179,6 +257,7 @@ impl Store {
         }
         put_state(&mut tx, diff).await?;
         tx.commit().await?;
+        self.recent().push(header.number, transactions);
         Ok(())
     }
 
@@ -198,12 +277,31 @@ impl Store {
         row.as_ref().map(decode_header).transpose()
     }
 
+    /// Hashes of the transactions of a block, in its order.
+    pub async fn hashes(&self, block: u64) -> Result<Vec<B256>, StoreError> {
+        let recent = self.recent().transactions(block, block);
+        if let Some(recent) = recent {
+            let hashes = recent.iter().map(|stored| stored.receipt.transaction_hash);
+            return Ok(hashes.collect());
+        }
+        let rows =
+            sqlx::query("SELECT hash FROM transaction_ WHERE block_number = $1 ORDER BY position")
+                .bind(block as i64)
+                .fetch_all(&self.pool)
+                .await?;
+        rows.iter().map(|row| hash(row, "hash")).collect()
+    }
+
     /// Transactions of the blocks from..=to, in chain order.
     pub fn transactions(
         &self,
         from: u64,
         to: u64,
-    ) -> impl Stream<Item = Result<StoredTransaction, StoreError>> + '_ {
+    ) -> BoxStream<'_, Result<Arc<StoredTransaction>, StoreError>> {
+        let recent = self.recent().transactions(from, to);
+        if let Some(recent) = recent {
+            return stream::iter(recent.into_iter().map(Ok)).boxed();
+        }
         let rows = sqlx::query(
             "SELECT raw, receipt FROM transaction_ \
              WHERE block_number BETWEEN $1 AND $2 ORDER BY block_number, position",
@@ -211,18 +309,24 @@ impl Store {
         .bind(from as i64)
         .bind(to.min(i64::MAX as u64) as i64)
         .fetch(&self.pool);
-        rows.map(|row| decode_transaction(&row?))
+        rows.map(|row| decode_transaction(&row?).map(Arc::new))
+            .boxed()
     }
 
     pub async fn transaction(
         &self,
         tx_hash: B256,
-    ) -> Result<Option<StoredTransaction>, StoreError> {
+    ) -> Result<Option<Arc<StoredTransaction>>, StoreError> {
+        let recent = self.recent().transaction(tx_hash);
+        if recent.is_some() {
+            return Ok(recent);
+        }
         let row = sqlx::query("SELECT raw, receipt FROM transaction_ WHERE hash = $1")
             .bind(tx_hash.as_slice())
             .fetch_optional(&self.pool)
             .await?;
-        row.as_ref().map(decode_transaction).transpose()
+        let stored = row.as_ref().map(decode_transaction).transpose()?;
+        Ok(stored.map(Arc::new))
     }
 }
 
@@ -278,11 +382,12 @@ fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {
 }
 
 fn decode_transaction(row: &SqliteRow) -> Result<StoredTransaction, StoreError> {
-    let receipt: String = row.get("receipt");
+    // Of type BLOB; TEXT in a row of an older release.
+    let receipt: Vec<u8> = row.get("receipt");
+    let receipt = receipts::decode(&receipt);
     Ok(StoredTransaction {
         raw: Bytes::from(row.get::<Vec<u8>, _>("raw")),
-        receipt: serde_json::from_str(&receipt)
-            .map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        receipt: receipt.ok_or_else(|| StoreError::Corrupt("receipt".into()))?,
     })
 }
 
@@ -298,4 +403,64 @@ fn hash(row: &SqliteRow, column: &'static str) -> Result<B256, StoreError> {
 
 fn word(row: &SqliteRow, column: &'static str) -> Result<U256, StoreError> {
     Ok(U256::from_be_bytes(hash(row, column)?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy::consensus::{Eip658Value, Receipt, ReceiptEnvelope, ReceiptWithBloom};
+    use alloy::primitives::Bloom;
+
+    use super::*;
+
+    fn stored(number: u8) -> Arc<StoredTransaction> {
+        let receipt = ReceiptWithBloom {
+            receipt: Receipt {
+                status: Eip658Value::Eip658(true),
+                cumulative_gas_used: 0,
+                logs: Vec::new(),
+            },
+            logs_bloom: Bloom::ZERO,
+        };
+        Arc::new(StoredTransaction {
+            raw: Bytes::new(),
+            receipt: TransactionReceipt {
+                inner: ReceiptEnvelope::Eip1559(receipt),
+                transaction_hash: B256::with_last_byte(number),
+                transaction_index: Some(0),
+                block_hash: None,
+                block_number: Some(number.into()),
+                gas_used: 0,
+                effective_gas_price: 0,
+                blob_gas_used: None,
+                blob_gas_price: None,
+                from: Address::ZERO,
+                to: None,
+                contract_address: None,
+            },
+        })
+    }
+
+    #[test]
+    fn only_blocks_in_memory_are_answered_from_it() {
+        let mut recent = Recent::default();
+        assert!(recent.transactions(0, u64::MAX).is_none());
+        for number in 1..=40 {
+            recent.push(number.into(), &[stored(number)]);
+        }
+        assert_eq!(recent.blocks.len(), RECENT_BLOCKS);
+        assert!(recent.transactions(8, 9).is_none(), "block 8 is removed");
+        let hashes = |from, to| -> Vec<u8> {
+            let found = recent.transactions(from, to).expect("in memory");
+            let hashes = found.iter().map(|stored| stored.receipt.transaction_hash);
+            hashes.map(|hash| hash[31]).collect()
+        };
+        assert_eq!(hashes(9, 11), [9, 10, 11]);
+        assert_eq!(hashes(40, u64::MAX), [40]);
+        assert!(hashes(41, 50).is_empty());
+        assert!(recent.transaction(B256::with_last_byte(8)).is_none());
+        assert!(recent.transaction(B256::with_last_byte(9)).is_some());
+        // A gap: the blocks before it would be taken for consecutive ones.
+        recent.push(50, &[stored(50)]);
+        assert_eq!(recent.blocks.len(), 1);
+    }
 }

@@ -8,7 +8,7 @@
 //! lowered, not refused. A message of the connector may use the gas of a block.
 
 use std::borrow::Cow;
-use std::pin::pin;
+use std::sync::Arc;
 
 use alloy::consensus::transaction::Recovered;
 use alloy::consensus::{Header, TxEnvelope};
@@ -17,13 +17,14 @@ use alloy::primitives::{Address, B256, Bytes, TxKind, U64, U256};
 use alloy::rpc::json_rpc::ErrorPayload;
 use alloy::rpc::types::{
     Block, BlockTransactions, FeeHistory, Filter, Header as RpcHeader, Log, Transaction,
-    TransactionRequest,
+    TransactionReceipt, TransactionRequest,
 };
 use futures::TryStreamExt;
 use revm::context::TxEnv;
 use revm::context::result::ExecutionResult;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::repo::StoredTransaction;
@@ -101,9 +102,7 @@ impl RpcFailure {
     }
 
     pub fn into_payload(self) -> ErrorPayload {
-        let data = self
-            .data
-            .and_then(|data| serde_json::value::to_raw_value(&data).ok());
+        let data = self.data.and_then(|data| to_raw_value(&data).ok());
         ErrorPayload {
             code: self.code,
             message: Cow::Owned(self.message),
@@ -127,6 +126,14 @@ impl From<ExecutionError> for RpcFailure {
 struct Params(Vec<Value>);
 
 impl Params {
+    fn new(params: Value) -> Result<Self, RpcFailure> {
+        match params {
+            Value::Array(params) => Ok(Self(params)),
+            Value::Null => Ok(Self(Vec::new())),
+            _ => Err(RpcFailure::invalid_params("params must be an array")),
+        }
+    }
+
     fn take<T: DeserializeOwned>(&mut self, index: usize, name: &str) -> Result<T, RpcFailure> {
         let value = self
             .0
@@ -152,17 +159,8 @@ impl DevChain {
         params: Value,
         source: Source,
     ) -> Result<Value, RpcFailure> {
-        if !self.is_healthy() {
-            return Err(RpcFailure::new(
-                -32603,
-                "the chain is halted: a block cannot be stored",
-            ));
-        }
-        let mut params = match params {
-            Value::Array(params) => Params(params),
-            Value::Null => Params(Vec::new()),
-            _ => return Err(RpcFailure::invalid_params("params must be an array")),
-        };
+        self.check_healthy()?;
+        let mut params = Params::new(params)?;
         let value = match method {
             "web3_clientVersion" => json!(concat!("platform-devchain/", env!("CARGO_PKG_VERSION"))),
             "net_version" => json!(self.inner.chain_id.to_string()),
@@ -213,13 +211,14 @@ impl DevChain {
                 let message = message_env(params.take(0, "transaction")?, source.call_gas_max());
                 json!(U64::from(self.estimate_gas(source, block, message).await?))
             }
-            "eth_getTransactionReceipt" => json!(
-                self.inner
+            "eth_getTransactionReceipt" => {
+                let stored = self
+                    .inner
                     .store
                     .transaction(params.take(0, "hash")?)
-                    .await?
-                    .map(|stored| stored.receipt)
-            ),
+                    .await?;
+                json!(stored.as_ref().map(|stored| &stored.receipt))
+            }
             "eth_getTransactionByHash" => self.transaction_by_hash(params.take(0, "hash")?).await?,
             "eth_getBlockByNumber" => {
                 let tag: BlockNumberOrTag = params.take(0, "block")?;
@@ -237,17 +236,10 @@ impl DevChain {
                 )
                 .await?
             }
-            "eth_getBlockReceipts" => match self.header_of(params.block(0)?).await? {
-                Some(header) => {
-                    let stored = self
-                        .inner
-                        .store
-                        .transactions(header.number, header.number)
-                        .map_ok(|stored| stored.receipt);
-                    json!(stored.try_collect::<Vec<_>>().await?)
-                }
-                None => Value::Null,
-            },
+            "eth_getBlockReceipts" => {
+                let stored = self.block_transactions(params.block(0)?).await?;
+                json!(stored.as_deref().map(receipts))
+            }
             "eth_getLogs" => json!(self.logs(params.take(0, "filter")?, source).await?),
             other => {
                 return Err(RpcFailure::new(
@@ -257,6 +249,52 @@ impl DevChain {
             }
         };
         Ok(value)
+    }
+
+    /// As [`Self::handle`], as text. The answers of a thousand logs are written without the tree of
+    /// values in between, which takes several times as long.
+    pub(super) async fn handle_as_text(
+        &self,
+        method: &str,
+        params: Value,
+        source: Source,
+    ) -> Result<Box<RawValue>, RpcFailure> {
+        let text = match method {
+            "eth_getBlockReceipts" => {
+                self.check_healthy()?;
+                let stored = self.block_transactions(Params::new(params)?.block(0)?);
+                to_raw_value(&stored.await?.as_deref().map(receipts))
+            }
+            "eth_getLogs" => {
+                self.check_healthy()?;
+                let filter = Params::new(params)?.take(0, "filter")?;
+                to_raw_value(&self.logs(filter, source).await?)
+            }
+            _ => to_raw_value(&self.handle(method, params, source).await?),
+        };
+        text.map_err(|error| RpcFailure::new(-32603, error.to_string()))
+    }
+
+    fn check_healthy(&self) -> Result<(), RpcFailure> {
+        if self.is_healthy() {
+            return Ok(());
+        }
+        Err(RpcFailure::new(
+            -32603,
+            "the chain is halted: a block cannot be stored",
+        ))
+    }
+
+    /// Transactions of a block; `None`: it does not exist.
+    async fn block_transactions(
+        &self,
+        block: BlockId,
+    ) -> Result<Option<Vec<Arc<StoredTransaction>>>, RpcFailure> {
+        let Some(header) = self.header_of(block).await? else {
+            return Ok(None);
+        };
+        let stored = self.inner.store.transactions(header.number, header.number);
+        Ok(Some(stored.try_collect().await?))
     }
 
     async fn head_state(
@@ -346,27 +384,15 @@ impl DevChain {
         let Some(header) = header else {
             return Ok(Value::Null);
         };
-        let stored = self
-            .inner
-            .store
-            .transactions(header.number, header.number)
-            .try_collect::<Vec<_>>()
-            .await?;
-        let timestamp = header.timestamp;
+        let (number, timestamp) = (header.number, header.timestamp);
+        let store = &self.inner.store;
         let transactions = if full {
-            BlockTransactions::Full(
-                stored
-                    .into_iter()
-                    .map(|stored| rpc_transaction(stored, timestamp))
-                    .collect::<Result<_, _>>()?,
-            )
+            let stored: Vec<_> = store.transactions(number, number).try_collect().await?;
+            let stored = stored.iter();
+            let transactions = stored.map(|stored| rpc_transaction(stored, timestamp));
+            BlockTransactions::Full(transactions.collect::<Result<_, _>>()?)
         } else {
-            BlockTransactions::Hashes(
-                stored
-                    .iter()
-                    .map(|stored| stored.receipt.transaction_hash)
-                    .collect(),
-            )
+            BlockTransactions::Hashes(store.hashes(number).await?)
         };
         let block: Block = Block {
             header: RpcHeader::new(header),
@@ -385,7 +411,7 @@ impl DevChain {
                 .header_by_number(stored.receipt.block_number.unwrap_or_default())
                 .await?;
             return Ok(json!(rpc_transaction(
-                stored,
+                &stored,
                 header.map(|header| header.timestamp).unwrap_or_default()
             )?));
         }
@@ -421,7 +447,7 @@ impl DevChain {
             )));
         }
         let (mut found, mut bytes) = (Vec::new(), 0);
-        let mut transactions = pin!(self.inner.store.transactions(from, to));
+        let mut transactions = self.inner.store.transactions(from, to);
         while let Some(stored) = transactions.try_next().await? {
             for log in stored.receipt.logs() {
                 if filter.rpc_matches(log) {
@@ -452,8 +478,12 @@ impl DevChain {
     }
 }
 
+fn receipts(stored: &[Arc<StoredTransaction>]) -> Vec<&TransactionReceipt> {
+    stored.iter().map(|stored| &stored.receipt).collect()
+}
+
 fn rpc_transaction(
-    stored: StoredTransaction,
+    stored: &StoredTransaction,
     block_timestamp: u64,
 ) -> Result<Transaction, RpcFailure> {
     let envelope = TxEnvelope::decode_2718_exact(stored.raw.as_ref())

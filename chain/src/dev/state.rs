@@ -323,6 +323,30 @@ impl State {
         }
     }
 
+    /// Executes a transaction and keeps its changes, without a block. False: it reverted.
+    pub fn execute_bare(
+        &mut self,
+        transaction: &Recovered<TxEnvelope>,
+    ) -> Result<bool, ExecutionError> {
+        let (chain_id, env) = (self.chain_id, self.next_block_env(self.head.timestamp));
+        let outcome = {
+            let mut evm = Context::mainnet()
+                .with_db(&mut self.db)
+                .modify_cfg_chained(|cfg| {
+                    cfg.chain_id = chain_id;
+                    cfg.set_spec_and_mainnet_gas_params(SPEC);
+                    cfg.tx_gas_limit_cap = Some(u64::MAX);
+                })
+                .with_block(env)
+                .build_mainnet();
+            evm.transact(tx_env(transaction))
+        };
+        let outcome = outcome.map_err(ExecutionError::from)?;
+        self.db.commit(outcome.state);
+        self.db.cache.logs.clear();
+        Ok(outcome.result.is_success())
+    }
+
     fn next_block_env(&self, time_s: u64) -> revm::context::BlockEnv {
         revm::context::BlockEnv {
             number: U256::from(self.head.number + 1),

@@ -18,13 +18,9 @@ impl DevChain {
                 .map_err(|error| TransportError::deser_err(error, raw.get()))?,
             None => Value::Null,
         };
-        let payload = match self
-            .handle(request.method(), params, Source::Connector)
-            .await
-        {
-            Ok(value) => ResponsePayload::Success(
-                serde_json::value::to_raw_value(&value).map_err(TransportError::ser_err)?,
-            ),
+        let answer = self.handle_as_text(request.method(), params, Source::Connector);
+        let payload = match answer.await {
+            Ok(text) => ResponsePayload::Success(text),
             Err(failure) => ResponsePayload::Failure(failure.into_payload()),
         };
         Ok(Response {

@@ -128,6 +128,11 @@ async fn assert_breaks(confirmations: u64, count: usize) {
     node.script().mine();
     node.script().mine_empty(confirmations as usize);
     chain.receipt(&sent.tx_hash).await;
+    let connector = chain.handle.connector();
+    let token = [Address::of_user("contract")];
+    // Kept with the receipts of the block: this node has no `eth_getLogs`.
+    let transfers = connector.transfers(&token, 1, 1).await;
+    assert_eq!(transfers.expect("asked"), Vec::new());
     let blocks = node.script().blocks();
     {
         let mut script = node.script();
@@ -138,7 +143,6 @@ async fn assert_breaks(confirmations: u64, count: usize) {
     until(|| chain.failing("finality").is_some()).await;
     let text = chain.failing("finality").expect("the break");
     assert!(text.contains("replaced final block 1"), "{text}");
-    let connector = chain.handle.connector();
     let refused = connector.submit("second", &call("second")).await;
     assert!(
         matches!(&refused, Err(ChainError::Unavailable(reason)) if *reason == text),
@@ -146,6 +150,8 @@ async fn assert_breaks(confirmations: u64, count: usize) {
     );
     let receipt = connector.receipt(&sent.tx_hash).await;
     assert!(matches!(receipt, Err(ChainError::Unavailable(_))));
+    let transfers = connector.transfers(&token, 1, 1).await;
+    assert!(matches!(transfers, Err(ChainError::Unavailable(_))));
     node.script().mine_empty(5);
     tokio::time::sleep(MOMENT).await;
     let last = connector.stored_last_read_block().await.expect("read");

@@ -231,6 +231,29 @@ async fn r064_the_fee_stops_at_its_limit_and_health_shows_it() {
     chain.stop().await;
 }
 
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_call_has_at_most_the_gas_of_a_block() {
+    let folder = tempfile::tempdir().expect("folder");
+    let node = Node::new(0);
+    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
+    let first = chain.submit("first").await;
+    node.script().mine();
+    chain.receipt(&first.tx_hash).await;
+    let batch = Call {
+        gas_limit: Some(43_100_000),
+        ..call("batch")
+    };
+    let connector = chain.handle.connector();
+    let sent = connector.submit("batch", &batch).await.expect("submitted");
+    let received = node.script().received.clone();
+    let limits: Vec<u64> = received.iter().map(|tx| tx.gas_limit()).collect();
+    assert_eq!(limits, [100_000, 30_000_000]);
+    node.script().mine();
+    chain.receipt(&sent.tx_hash).await;
+    chain.stop().await;
+}
+
 /// A transaction of another program with the operator's key.
 fn foreign(folder: &Path, nonce: u64) -> TxEnvelope {
     let key = std::fs::read_to_string(key_file(folder)).expect("key");

@@ -6,11 +6,15 @@
 //! topics sees publication order; each topic is one partition. Publishers of the same process wake
 //! the subscribers of their topics; subscribers poll once per second for other processes. The
 //! second member of a group waits until the first is dropped. Records of one topic that are
-//! published together share rows ([`crate::pack`]). Limitation: the log is never truncated.
+//! published together share rows ([`crate::pack`]). Nothing is removed unless [`Embedded::retain`]
+//! runs.
 
 mod recent;
+mod retention;
 mod source;
 mod wakes;
+
+pub use retention::RETAIN_MIN;
 
 use futures::future::BoxFuture;
 use std::{
@@ -273,16 +277,39 @@ impl Inner {
     async fn committed(&self, group: &str, topics: &[String]) -> Result<Vec<i64>, Error> {
         let mut cursors = Vec::with_capacity(topics.len());
         for topic in topics {
-            let committed: Option<i64> = sqlx::query_scalar(
-                "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
-            )
-            .bind(group)
-            .bind(topic)
-            .fetch_optional(self.offsets.read())
-            .await?;
+            let committed = self.position(group, topic).await?;
             cursors.push(committed.unwrap_or(0));
         }
         Ok(cursors)
+    }
+
+    /// Committed position of a group; `None` if there is none.
+    async fn position(&self, group: &str, topic: &str) -> Result<Option<i64>, Error> {
+        let committed = sqlx::query_scalar(
+            "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
+        )
+        .bind(group)
+        .bind(topic)
+        .fetch_optional(self.offsets.read())
+        .await?;
+        Ok(committed)
+    }
+
+    /// Stores position 0 for topics of which the group has consumed nothing yet, so that retention
+    /// keeps their records. Writes nothing if each has a position.
+    async fn register(&self, group: &str, topics: &[String]) -> Result<(), Error> {
+        for topic in topics {
+            if self.position(group, topic).await?.is_some() {
+                continue;
+            }
+            let position = Position {
+                topic: topic.clone(),
+                partition: 0,
+                offset: 0,
+            };
+            self.commit(group, &position).await?;
+        }
+        Ok(())
     }
 
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {

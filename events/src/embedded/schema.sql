@@ -1,5 +1,6 @@
 -- A row has consecutive records of one topic in one value (`events::pack`). The first has position
--- `position`, the next ones follow without a gap. Rows are never deleted.
+-- `position`, the next ones follow without a gap. Only the oldest rows are deleted, and the last
+-- one never.
 CREATE TABLE IF NOT EXISTS log (
     position INTEGER PRIMARY KEY,
     topic TEXT NOT NULL,

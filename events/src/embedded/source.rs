@@ -55,6 +55,7 @@ impl Member {
                 let key = (self.group.clone(), topic.clone());
                 locks.push(self.log.0.members.lock(key).await);
             }
+            self.log.0.register(&self.group, &self.topics).await?;
             let cursors = self.log.0.committed(&self.group, &self.topics).await?;
             // Registered before the first read, so no later publication is missed.
             let published = self.log.0.wakes.register(&self.topics);

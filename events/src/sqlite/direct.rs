@@ -24,6 +24,7 @@ use crate::{
     Error, Event, EventRef, Log, inbox,
     outbox::{Queue, RelayResult},
     pack,
+    seal::Sealing,
 };
 
 /// Whether the file, its lock or its disk is unavailable, as [`super::is_away`].
@@ -65,15 +66,34 @@ impl Direct {
         checkpoint_pages: u32,
     ) -> BoxFuture<'_, Result<Self, Error>> {
         Box::pin(async move {
-            let mut file = Sqlite::open(&path, migrator).await?;
-            // A write of a second writer would invalidate the page cache of this one.
-            file.writer.close().await;
-            file.checkpoint_pages = checkpoint_pages;
-            let writer = connect(&file)?;
-            Ok(Direct {
-                file,
-                writer: Arc::new(Mutex::new(Some(writer))),
-            })
+            let file = Sqlite::open(&path, migrator).await?;
+            Self::over(file, checkpoint_pages).await
+        })
+    }
+
+    /// As [`Sqlite::open_sealed`].
+    ///
+    /// # Errors
+    /// As [`Sqlite::open_sealed`].
+    pub fn open_sealed(
+        path: PathBuf,
+        migrator: &'static Migrator,
+        sealing: &'static Sealing,
+    ) -> BoxFuture<'static, Result<Self, Error>> {
+        Box::pin(async move {
+            let file = Sqlite::open_sealed(path, migrator, sealing).await?;
+            Self::over(file, super::CHECKPOINT_PAGES).await
+        })
+    }
+
+    async fn over(mut file: Sqlite, checkpoint_pages: u32) -> Result<Self, Error> {
+        // A write of a second writer would invalidate the page cache of this one.
+        file.writer.close().await;
+        file.checkpoint_pages = checkpoint_pages;
+        let writer = connect(&file)?;
+        Ok(Direct {
+            file,
+            writer: Arc::new(Mutex::new(Some(writer))),
         })
     }
 
@@ -155,6 +175,9 @@ fn connect(file: &Sqlite) -> Result<Connection, Error> {
         file.checkpoint_pages
     ))?;
     db.set_prepared_statement_cache_capacity(WRITER_STATEMENTS);
+    if let Some(seals) = file.seals.get() {
+        db.execute_batch(&seals.install())?;
+    }
     if tracing::enabled!(target: STATEMENTS, tracing::Level::TRACE) {
         db.trace_v2(TraceEventCodes::SQLITE_TRACE_STMT, Some(trace));
     }
@@ -262,6 +285,9 @@ impl DirectTx {
     /// # Errors
     /// [`Error::Sqlite`].
     pub fn commit(self) -> Result<(), Error> {
+        if let Some(seals) = self.file.seals.get() {
+            seals.seal_directly(&self)?;
+        }
         self.prepare_cached("COMMIT")?.execute([])?;
         if let Some(through) = self.deletes {
             self.file.relayed.is_deleted(through);

@@ -12,20 +12,23 @@ use std::{
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicI64, Ordering},
     },
     time::Duration,
 };
 
 use sqlx::{
-    Connection, SqliteConnection, SqlitePool, Transaction,
+    AssertSqlSafe, Connection, Executor, SqliteConnection, SqlitePool, Transaction,
     migrate::Migrator,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::sync::Notify;
 
-use crate::{Error, migrations};
+use crate::{
+    Error, migrations,
+    seal::{self, Sealing, Seals},
+};
 
 /// Reader connections per file.
 const READERS: u32 = 4;
@@ -93,6 +96,8 @@ pub struct Sqlite {
     relayed: Arc<Relayed>,
     /// As [`CHECKPOINT_PAGES`].
     checkpoint_pages: u32,
+    /// Set while rows are sealed.
+    seals: Arc<OnceLock<Seals>>,
 }
 
 /// Progress of the relay: last relayed position, last deleted position. The next write transaction
@@ -134,6 +139,38 @@ impl Sqlite {
         })
     }
 
+    /// Opens the file as [`Self::open`], and seals its rows from now on ([`crate::seal`]). Seals
+    /// all rows if the file has no seals, or those of another schema: some microseconds per row,
+    /// once per migration, in one transaction.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Files`] also if the key of the seals is unreadable.
+    pub fn open_sealed(
+        path: impl AsRef<Path>,
+        migrator: &'static Migrator,
+        sealing: &'static Sealing,
+    ) -> BoxFuture<'static, Result<Self, Error>> {
+        let path = path.as_ref().to_owned();
+        Box::pin(async move {
+            let db = Self::open_bare(&path, SqliteSynchronous::Full).await?;
+            let mut writer = db.writer.acquire().await?;
+            seal::prepare(&mut writer, &path, migrator, sealing).await?;
+            drop(writer);
+            sqlx::raw_sql(migrations::SQL).execute(&db.writer).await?;
+            migrator.run(&db.writer).await?;
+            let mut writer = db.writer.acquire().await?;
+            let seals = Seals::of(&mut writer, &path, migrator, sealing).await?;
+            writer.execute(AssertSqlSafe(seals.install())).await?;
+            let mut tx = writer.begin_with("BEGIN IMMEDIATE").await?;
+            seals.seal_all_in_tx(&mut tx).await?;
+            tx.commit().await?;
+            drop(writer);
+            seal::keep_key(&path)?;
+            assert!(db.seals.set(seals).is_ok(), "a file is sealed once");
+            Ok(db)
+        })
+    }
+
     /// Opens the file without any schema.
     pub(crate) async fn open_bare(
         path: &Path,
@@ -149,6 +186,8 @@ impl Sqlite {
             .synchronous(synchronous)
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
+        let seals: Arc<OnceLock<Seals>> = Arc::default();
+        let of_writer = seals.clone();
         let pools = async move {
             let pool = || {
                 pool_options()
@@ -162,6 +201,16 @@ impl Sqlite {
             let writer = pool()
                 .max_connections(1)
                 .min_connections(1)
+                // A connection that replaces a broken one. The first one opens the file.
+                .after_connect(move |connection, _| {
+                    let install = of_writer.get().map(Seals::install);
+                    Box::pin(async move {
+                        if let Some(install) = install {
+                            connection.execute(AssertSqlSafe(install)).await?;
+                        }
+                        Ok(())
+                    })
+                })
                 .connect_with(
                     options
                         .clone()
@@ -188,6 +237,7 @@ impl Sqlite {
             committed: Arc::new(Notify::new()),
             relayed: Arc::default(),
             checkpoint_pages: CHECKPOINT_PAGES,
+            seals,
         })
     }
 
@@ -216,6 +266,7 @@ impl Sqlite {
                 committed: self.committed.clone(),
                 relayed: self.relayed.clone(),
                 deletes,
+                seals: self.seals.clone(),
             })
         })
     }
@@ -269,6 +320,7 @@ pub struct Tx {
     relayed: Arc<Relayed>,
     /// Outbox rows to delete with this transaction, up to this position.
     deletes: Option<i64>,
+    seals: Arc<OnceLock<Seals>>,
 }
 
 impl Tx {
@@ -276,8 +328,11 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub fn commit(self) -> BoxFuture<'static, Result<(), Error>> {
+    pub fn commit(mut self) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(async move {
+            if let Some(seals) = self.seals.get() {
+                seals.seal_in_tx(&mut self.inner).await?;
+            }
             self.inner.commit().await?;
             if let Some(through) = self.deletes {
                 self.relayed.is_deleted(through);

@@ -512,7 +512,8 @@ impl MarketService for Api {
         let wanted = wanted.transpose()?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberBounds", &caller.subject, key);
-        let answered = members::set_bounds(&self.market, &member, wanted, key_hash).await?;
+        let answered =
+            members::set_bounds(&self.market, &caller, &member, wanted, key_hash).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(?member, ?wanted, reason, by, "order bounds set");
@@ -533,7 +534,7 @@ impl MarketService for Api {
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberGroup", &caller.subject, key);
         let to = MemberGroup(group);
-        let answered = members::set_group(&self.market, &user_id, to, key_hash).await?;
+        let answered = members::set_group(&self.market, &caller, &user_id, to, key_hash).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(user_id, group, reason, by, "member group set");

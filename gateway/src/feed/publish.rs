@@ -5,7 +5,9 @@ use events::{Event, topics};
 use prost::Message;
 use proto::common::v1::{Fee, RequestContext};
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
-use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
+use proto::market::v1::{
+    OrderCancelledEvent, OrderPlacedEvent, TradeBustedEvent, TradeExecutedEvent,
+};
 use replica::{Cause, Effect, Names};
 use types::{InstrumentSpec, NodeId, child_uuid, order_uuid};
 use uuid::Uuid;
@@ -85,6 +87,17 @@ impl<'a> Publisher<'a> {
                     cancelled_at: Some(at),
                 };
                 Some(self.build(spec, "OrderCancelledEvent", &order.id.to_string(), &message))
+            }
+            Effect::Bust(bust) => {
+                let spec = &self.names.instrument(bust.instrument);
+                let message = TradeBustedEvent {
+                    context,
+                    trade_id: bust.trade.to_string(),
+                    instrument_id: spec.id.to_string(),
+                    trade_number: bust.trade_number,
+                    busted_at: Some(at),
+                };
+                Some(self.build(spec, "TradeBustedEvent", &bust.trade.to_string(), &message))
             }
             _ => None,
         }

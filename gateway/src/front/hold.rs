@@ -66,6 +66,7 @@ fn hold_refusal(status: &tonic::Status) -> RejectReason {
     match rpc::status::reason(status).as_deref() {
         Some("INSUFFICIENT_BALANCE") => RejectReason::InsufficientBalance,
         Some("HOLD_IN_USE") => RejectReason::HoldInUse,
+        Some("LIMIT_EXCEEDED") => RejectReason::LimitExceeded,
         Some("HOLD_NOT_FOUND" | "SUB_ACCOUNT_NOT_FOUND") => RejectReason::UnknownHold,
         Some("INVALID_ARGUMENT") => RejectReason::Malformed,
         _ => RejectReason::NotReady,

@@ -9,6 +9,7 @@
 //! crash between the two steps, the amounts that ledger and journal have recorded determine the
 //! second step. Both steps are idempotent, and the sweeper repeats them.
 
+mod purchases;
 mod release;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use types::command::BlockCause;
 use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, derived};
 use uuid::Uuid;
 
+pub use purchases::check_purchases;
 pub use release::release_to_holder;
 use release::{release_when_settled, start_release};
 
@@ -51,7 +53,8 @@ pub const TRADING_REASON: &str = "Trading hold";
 /// Opens the trading hold of an asset. Returns the hold if the same call has opened it before.
 ///
 /// # Errors
-/// ALREADY_EXISTS if the user has another trading hold for the asset.
+/// ALREADY_EXISTS if the user has another trading hold for the asset; the refusal of
+/// [`check_purchases`].
 pub async fn open(
     market: &Market,
     context: &Context,
@@ -94,6 +97,8 @@ async fn open_locked(
             "Trading hold already exists",
         ));
     }
+    let own_id = Some(new.hold_id);
+    check_purchases(market, context, user_id, asset, own_id, new.amount).await?;
     let subaccount_id = asset.subaccount(user_id);
     let wanted = NewHold {
         hold_id: new.hold_id,
@@ -268,6 +273,9 @@ pub async fn ensure_covered(
 
 /// Adds available money to a hold: in the ledger, then in the journal. The caller holds the user's
 /// lock.
+///
+/// # Errors
+/// The refusals of [`check_purchases`] and of the ledger.
 pub async fn grow(
     market: &Market,
     context: &Context,
@@ -278,6 +286,7 @@ pub async fn grow(
     key_hash: Id128,
 ) -> Result<(), Status> {
     let user_id = user_id(market, balance.user);
+    check_purchases(market, context, &user_id, asset, None, amount).await?;
     let key = format!("grow:{}:{key}", balance.hold_id);
     let (change, added) = (HoldChange::Grow, asset.amount(amount));
     let grown = market

@@ -282,6 +282,14 @@ impl Placement<'_> {
         if is_last {
             funding::ensure_covered(market, context, request.user, user_id, &asset, &new).await?;
         }
+        let own_id = Some(new.hold_id);
+        let checked =
+            funding::check_purchases(market, context, user_id, &asset, own_id, need).await;
+        if checked.is_err() && !is_last {
+            // The hold at the near price is smaller.
+            return Ok(OwnHold::Short);
+        }
+        checked?;
         let hold = match market.ledger.create_hold(context, new).await {
             Err(error) if funding::is_insufficient(&error) => {
                 if !is_last {

@@ -113,7 +113,7 @@ async fn set_bounds(
         bounds,
         reason: "test".into(),
     };
-    let answer = world.operator().set_member_bounds(request).await?;
+    let answer = world.approved().set_member_bounds(request).await?;
     Ok(answer.into_inner().bounds)
 }
 
@@ -124,7 +124,7 @@ async fn set_group(world: &World, user_id: &str, group: u32) {
         group,
         reason: "test".into(),
     };
-    world.operator().set_member_group(request).await.unwrap();
+    world.approved().set_member_group(request).await.unwrap();
 }
 
 /// Maximum number of sessions, then the rates per session, user and group.

@@ -512,3 +512,48 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
     assert_eq!(reason.await, types::RejectReason::UserBlocked);
     world.stop().await;
 }
+
+/// Money enters a hold only up to the rest of the year's purchases, unless its user is a qualified
+/// investor (F35).
+// rows: R340
+#[tokio::test]
+async fn f35_money_for_purchases_stays_within_the_rest_of_the_yearly_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "10").await;
+    world.user("bob", "1000", "0").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.investment_remaining_minor = Some(50_000));
+    let open = async |world: &World, amount: &str| {
+        let request = OpenTradingHoldRequest {
+            context: context(&unique()),
+            user_id: "ann".into(),
+            instrument_id: "CFA-RUB".into(),
+            amount: decimal(amount),
+        };
+        let opened = world.trader("ann").open_trading_hold(request).await;
+        opened.map(|answer| answer.into_inner().trading_hold.unwrap())
+    };
+    let exceeded = |refused: tonic::Status| {
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        let reason = rpc::status::reason(&refused);
+        assert_eq!(reason.as_deref(), Some("LIMIT_EXCEEDED"));
+        assert!(refused.message().starts_with("Yearly investment limit"));
+    };
+    exceeded(open(&world, "500.01").await.unwrap_err());
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "0.00");
+    let hold = open(&world, "300").await.unwrap();
+    let above = adjust(&world, "ann", &hold.hold_id, "500.01").await;
+    exceeded(above.unwrap_err());
+    adjust(&world, "ann", &hold.hold_id, "400").await.unwrap();
+    // The own hold of an order counts together with the trading hold.
+    let order = world.place(buy("ann", "10", "50")).await;
+    exceeded(order.unwrap_err());
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "400.00");
+    world.place(buy("ann", "10", "30")).await.unwrap();
+    // Units to sell and the money of a qualified investor have no such limit.
+    world.open_hold("ann", BOND, "10").await;
+    world.open_hold("bob", "CFA-RUB", "900").await;
+    world.stop().await;
+}

@@ -197,6 +197,20 @@ async fn r343_both_sessions_of_a_trade_get_a_report_when_it_is_final_or_bust() {
             (bought.trade_id, bought.trade_number, bought.instrument)
         );
     }
+    let is_bust = |event: &events::Event| event.short_type() == "TradeBustedEvent";
+    let event = world
+        .events(events::topics::MARKET, 1, is_bust)
+        .await
+        .remove(0);
+    let told: TradeBustedEvent = prost::Message::decode(&*event.payload).unwrap();
+    assert_eq!(
+        (
+            told.trade_id,
+            told.instrument_id.as_str(),
+            told.trade_number
+        ),
+        (bought.trade_id.to_string(), BOND, bought.trade_number)
+    );
     // The session without a trade has got no message.
     adjust_units(&world, "bob", "3").await;
     let first = next_numbered(&mut of_idle).await;

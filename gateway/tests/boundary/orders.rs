@@ -168,14 +168,15 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
     let own = trader.set_member_bounds(set("ann", 0, Some(bounds(None, 0))));
     assert_eq!(own.await.unwrap_err().code(), Code::PermissionDenied);
     let of_group = Some(bounds(Some("100"), 0));
-    operator
+    let mut approved = world.approved();
+    approved
         .set_member_bounds(set("", 7, of_group))
         .await
         .unwrap();
     world.place(buy("ann", "10", "11")).await.unwrap();
     let request = put("ann", 7);
     for replayed in [false, true] {
-        let answer = operator.set_member_group(request.clone()).await.unwrap();
+        let answer = approved.set_member_group(request.clone()).await.unwrap();
         let is_again = answer.metadata().contains_key("idempotent-replayed");
         assert_eq!((answer.get_ref().group, is_again), (7, replayed));
     }
@@ -198,17 +199,28 @@ async fn r341_members_and_groups_have_bounds_of_their_own() {
     assert_eq!(status, (7, 0, Some("100.00".to_owned())));
     // The user's own bounds take precedence until they are removed.
     let own = Some(bounds(None, 3));
-    operator
+    approved
         .set_member_bounds(set("ann", 0, own))
         .await
         .unwrap();
     let status = world.place(buy("ann", "100", "4")).await.unwrap_err();
     assert_eq!(refused(status).2, "ORDER_SIZE_LIMIT");
     world.place(buy("ann", "100", "3")).await.unwrap();
-    operator
+    // One person lowers bounds, and two raise them (D32), also by another group.
+    let lower = operator.set_member_bounds(set("ann", 0, Some(bounds(None, 2))));
+    lower.await.unwrap();
+    let again = set("ann", 0, Some(bounds(None, 3)));
+    let raised = operator.set_member_bounds(again.clone()).await;
+    assert_eq!(refused(raised.unwrap_err()).2, "APPROVAL_REQUIRED");
+    let removed = operator.set_member_bounds(set("ann", 0, None)).await;
+    assert_eq!(refused(removed.unwrap_err()).2, "APPROVAL_REQUIRED");
+    approved.set_member_bounds(again).await.unwrap();
+    approved
         .set_member_bounds(set("ann", 0, None))
         .await
         .unwrap();
+    let moved = operator.set_member_group(put("ann", 0)).await;
+    assert_eq!(refused(moved.unwrap_err()).2, "APPROVAL_REQUIRED");
     let status = world.place(buy("ann", "100", "3")).await.unwrap_err();
     assert_eq!(refused(status).2, "ORDER_VALUE_LIMIT");
     for wrong in [

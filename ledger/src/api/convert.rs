@@ -39,6 +39,9 @@ fn bare_status(refused: &Refused, in_batch: bool) -> Status {
         };
         return rpc::status::invalid_argument(field, problem.clone());
     }
+    if *refusal == Refusal::ApprovalRequired {
+        return rpc::status::approval_required("dfa.ledger.v1.LedgerService/SetVelocityLimit");
+    }
     let mut metadata = std::collections::HashMap::new();
     if let Refusal::InsufficientBalance(Some(shortage)) = refusal {
         metadata.insert("subaccount_id".to_owned(), shortage.subaccount_id.clone());

@@ -31,6 +31,7 @@ impl Api {
         let kind = CommandKind::SetLimit {
             limit: terms(message.limit).map_err(refused)?,
             reason: convert::text("reason", message.reason).map_err(refused)?,
+            may_raise: caller.is_service(),
         };
         let (limit, replay) = self.change_limit(writer, kind).await?;
         Ok(respond(

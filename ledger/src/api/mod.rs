@@ -58,7 +58,8 @@ impl Writer {
                 user_id: user_id.as_str().into(),
                 digest,
             },
-            is_service: caller.roles.contains(rpc::Role::Service),
+            // An approved call is the act of two persons.
+            is_service: caller.acts_by_itself(),
             subject: caller.subject.clone(),
             context,
         }
@@ -238,4 +239,5 @@ delegate! {
     remove_velocity_limit(RemoveVelocityLimitRequest) -> RemoveVelocityLimitResponse;
     list_velocity_limits(ListVelocityLimitsRequest) -> ListVelocityLimitsResponse;
     list_audit_records(ListAuditRecordsRequest) -> ListAuditRecordsResponse;
+    get_chain_head(GetChainHeadRequest) -> GetChainHeadResponse;
 }

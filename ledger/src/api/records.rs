@@ -1,6 +1,6 @@
-//! RPC that lists audit records, for staff (D34).
+//! RPCs of the audit chains, for staff: their ends, and a list of audit records (D34).
 
-use proto::{convert::to_timestamp_us, ledger::v1 as wire};
+use proto::ledger::v1 as wire;
 use rpc::{
     Caller,
     page::{self, Key},
@@ -8,9 +8,26 @@ use rpc::{
 use tonic::{Response, Status};
 
 use super::{Api, convert, reads, refused};
-use crate::{audit, repo::RecordFilter};
+use crate::repo::{RecordFilter, RecordRow};
 
 impl Api {
+    pub(super) async fn get_chain_head(
+        &self,
+        _: &Caller,
+        message: wire::GetChainHeadRequest,
+    ) -> Result<Response<wire::GetChainHeadResponse>, Status> {
+        rpc::context::record_read_context(message.context);
+        let head = self.store.chain_head().await.map_err(reads::failed)?;
+        let ((block, hash), record) = head;
+        let (record, record_hash) = record.unwrap_or((0, vec![0; 32]));
+        Ok(Response::new(wire::GetChainHeadResponse {
+            block: block.unsigned_abs(),
+            hash: service_kit::audit::hex(&hash),
+            record: record.unsigned_abs(),
+            record_hash: service_kit::audit::hex(&record_hash),
+        }))
+    }
+
     pub(super) async fn list_audit_records(
         &self,
         _: &Caller,
@@ -35,22 +52,10 @@ impl Api {
             created_us: row.sequence,
             id: String::new(),
         });
-        let records = rows.into_iter().map(|row| wire::AuditRecord {
-            sequence: row.sequence.unsigned_abs(),
-            at: Some(to_timestamp_us(row.at_us)),
-            previous_hash: audit::hex(&row.previous_hash),
-            hash: audit::hex(&row.hash),
-            actor: row.actor,
-            action: row.action,
-            object_id: row.object_id,
-            before: row.before,
-            after: row.after,
-            reason: row.reason,
-            request_id: row.request_id,
-            correlation_id: row.correlation_id,
-        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
         Ok(Response::new(wire::ListAuditRecordsResponse {
-            records: records.collect(),
+            records: rows.iter().map(listed).collect(),
             pagination: Some(pagination),
         }))
     }

@@ -307,6 +307,7 @@ where
         subject: "broker".to_owned(),
         user_id: None,
         roles: Roles::of(&[Role::Service]),
+        approval: None,
     });
     let result = method(request).await.map(|response| {
         let is_replay = response.metadata().contains_key(REPLAYED);

@@ -91,6 +91,8 @@ pub enum CommandKind {
     SetLimit {
         limit: LimitTerms,
         reason: String,
+        /// The limit may allow what it refuses now: a service, or two persons (D32).
+        may_raise: bool,
     },
     RemoveLimit {
         limit_id: Id,

@@ -232,13 +232,15 @@ fn require_proof(
     Ok(())
 }
 
-/// True for a type whose operations move units on chain. An event of the CFA service makes them
-/// final, also those that were posted without awaiting the chain.
+/// True for a type whose operations move units on chain. The CFA service makes them final, also
+/// those that were posted without awaiting the chain.
 fn is_confirmed_by_chain(kind: OperationType) -> bool {
-    use OperationType::{Deposit, Issuance, P2pTransfer, Redemption, TradeBuy, TradeSell};
+    use OperationType::{
+        Deposit, Enforcement, Issuance, P2pTransfer, Redemption, TradeBuy, TradeSell,
+    };
     matches!(
         kind,
-        Deposit | P2pTransfer | Issuance | Redemption | TradeBuy | TradeSell
+        Deposit | P2pTransfer | Issuance | Redemption | TradeBuy | TradeSell | Enforcement
     )
 }
 

@@ -4,7 +4,8 @@
 //! Postings that have already happened count but are not refused:
 //! - postings of an event;
 //! - postings of a batch with a source;
-//! - a service's payment out of a hold, except of an offer (as with a freeze, D15).
+//! - a service's payment out of a hold, except of an offer (as with a freeze, D15);
+//! - a service's enforcement act.
 //!
 //! Reversing entries neither count nor are refused.
 
@@ -19,7 +20,11 @@ use crate::{
 };
 
 /// Creates a limit or changes its terms. Equal terms change nothing.
-pub fn set(book: &mut Book, new: &LimitTerms) -> Outcome {
+///
+/// # Errors
+/// [`Refusal::ApprovalRequired`] for terms that allow what the present ones refuse, without
+/// `may_raise`.
+pub fn set(book: &mut Book, new: &LimitTerms, may_raise: bool) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
         || &*new.user_id == SYSTEM_USER
     {
@@ -63,6 +68,10 @@ pub fn set(book: &mut Book, new: &LimitTerms) -> Outcome {
     if let Some(known) = known.as_ref().filter(|known| known.has_same_terms(&limit)) {
         return Ok(CommandResult::new(Answer::Limit(known.clone())));
     }
+    let raises = (known.as_ref()).is_some_and(|known| !limit.is_as_strict_as(known));
+    if raises && !may_raise {
+        return Err(Refusal::ApprovalRequired.into());
+    }
     book.limits.put(limit.limit_id.clone(), limit.clone());
     Ok(CommandResult::new(Answer::Limit(limit)))
 }
@@ -95,6 +104,7 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
     let (kind, scope) = (operation.terms.kind, operation.terms.scope);
     let has_happened = scope == Scope::Event
         || matches!(&command.kind, CommandKind::Post(batch) if batch.source.is_some());
+    let is_ordered = command.is_service && kind == OperationType::Enforcement;
     for posting in book.postings_of(operation_id).to_vec() {
         let is_promised = command.is_service
             && operations::is_promised(
@@ -106,7 +116,8 @@ pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<()
         for (limit, subaccount_id) in applicable(book, kind, &posting) {
             let used = book.used(&limit.limit_id, subaccount_id);
             let after = used + i128::from(posting.amount.minor.0);
-            if after > i128::from(limit.amount.0) && !has_happened && !is_promised {
+            let must_fit = !has_happened && !is_promised && !is_ordered;
+            if must_fit && after > i128::from(limit.amount.0) {
                 return Err(exceeded(&limit, subaccount_id, used, &posting));
             }
             book.used

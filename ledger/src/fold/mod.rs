@@ -120,7 +120,9 @@ fn dispatch(book: &mut Book, command: &Command, ids: Ids, on_progress: OnProgres
             instrument_id,
             decimals,
         } => accounts::register_instrument(book, instrument_id, *decimals),
-        CommandKind::SetLimit { limit, .. } => limits::set(book, limit),
+        CommandKind::SetLimit {
+            limit, may_raise, ..
+        } => limits::set(book, limit, *may_raise),
         CommandKind::RemoveLimit { limit_id, .. } => limits::remove(book, limit_id),
         CommandKind::PurgePendingReceipts { .. } => Ok(CommandResult::new(Answer::Done)),
     }

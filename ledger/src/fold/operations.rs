@@ -142,7 +142,8 @@ pub struct Move {
     pub units: Units,
     pub hold_id: Option<Id>,
     pub unsettled: bool,
-    /// A reversing entry, maturity by a service, or a payment out of a hold ([`is_promised`]).
+    /// A reversing entry, maturity or an enforcement act by a service (D47), or a payment out of a
+    /// hold ([`is_promised`]).
     pub may_debit_frozen: bool,
     /// A reversing entry that debits an unsettled credit.
     pub debits_unsettled: bool,
@@ -203,7 +204,11 @@ fn resolve(
     Ok(Move {
         may_debit_frozen: match &posting.hold_id {
             hold @ Some(_) => is_promised(kind, hold.as_ref(), instrument_id, &credit_id),
-            None => command.is_service && is_redemption(kind, instrument_id, &credit_id),
+            None => {
+                command.is_service
+                    && (kind == OperationType::Enforcement
+                        || is_redemption(kind, instrument_id, &credit_id))
+            }
         },
         units: debit.units(minor),
         debit_subaccount_id: debit_id,

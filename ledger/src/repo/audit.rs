@@ -1,67 +1,18 @@
-//! Rows of the audit chain: its last block, the sealed rows, and the audit records.
+//! Rows of the audit chain: its last block and the sealed rows. Audit records have the rows of
+//! every service.
+
+pub use events::audit::{INSERT_RECORD, LAST_RECORD, RecordFilter, RecordRow};
 
 use super::rows;
 use crate::{
     Error,
-    audit::{AuditRecord, Hash, Head, OperationRecord, PostingRecord},
+    audit::{Hash, Head, OperationRecord, PostingRecord},
 };
-
-/// The last audit record: (sequence, hash).
-pub const LAST_RECORD: &str = "SELECT sequence, hash FROM audit_records \
-     WHERE sequence = (SELECT MAX(sequence) FROM audit_records)";
-
-/// Adds an audit record: `$1` sequence to `$10` correlation id as in [`AuditRecord`], then the
-/// previous hash and its own.
-pub const INSERT_RECORD: &str = "INSERT INTO audit_records (sequence, at_us, actor, action, object_id, before, after, \
-     reason, request_id, correlation_id, previous_hash, hash) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// A stored hash.
 pub fn hash_of(sequence: i64, bytes: &[u8]) -> Result<Hash, Error> {
     let corrupt = |_| rows::corrupt("hash of audit record", &sequence.to_string());
     Hash::try_from(bytes).map_err(corrupt)
-}
-
-/// Selects audit records; empty fields match everything.
-#[derive(Default)]
-pub struct RecordFilter<'a> {
-    pub actor: &'a str,
-    pub object_id: &'a str,
-}
-
-events::row! {
-    /// An audit record.
-    pub struct RecordRow {
-        pub sequence: i64,
-        pub at_us: i64,
-        pub actor: String,
-        pub action: String,
-        pub object_id: String,
-        pub before: String,
-        pub after: String,
-        pub reason: String,
-        pub request_id: String,
-        pub correlation_id: String,
-        pub previous_hash: Vec<u8>,
-        pub hash: Vec<u8>,
-    }
-}
-
-impl RecordRow {
-    pub fn record(&self) -> AuditRecord<'_> {
-        AuditRecord {
-            sequence: self.sequence,
-            at_us: self.at_us,
-            actor: &self.actor,
-            action: &self.action,
-            object_id: &self.object_id,
-            before: &self.before,
-            after: &self.after,
-            reason: &self.reason,
-            request_id: &self.request_id,
-            correlation_id: &self.correlation_id,
-        }
-    }
 }
 
 events::row! {

@@ -30,7 +30,7 @@ use uuid::Uuid;
 pub use audit::{RecordFilter, RecordRow, SealedOperation, SealedPosting};
 pub use read::{HoldFilter, OperationFilter, PageBound, Reads, SubAccountFilter, TrialBalance};
 pub use statement::Line;
-pub use verify::{BlockRow, HoldState, LedgerSnapshot, SubAccountState};
+pub use verify::{BlockRow, FinalRow, HoldState, LedgerSnapshot, SubAccountState};
 
 use crate::{Error, LedgerConfig, book::Book, fold::Command};
 
@@ -112,6 +112,13 @@ impl Deref for Store {
     fn deref(&self) -> &Self::Target {
         &*self.reads
     }
+}
+
+/// The configured ledger's file, with the tables whose rows have seals; `None` on PostgreSQL, which
+/// has no seals.
+pub fn sealed_store(config: &LedgerConfig) -> Option<events::SealedStore> {
+    let is_file = config.url.is_empty();
+    is_file.then(|| sqlite::sealed_store(&config.data_dir))
 }
 
 /// Opens a read-only snapshot of all rows, concurrent with writes.

@@ -7,7 +7,7 @@ use sqlx::{
 };
 
 use super::{
-    audit::{RecordFilter, RecordRow},
+    audit::{LAST_RECORD, RecordFilter, RecordRow},
     dialect::Dialect,
     limits::Limits,
     rows::{self, AccountRow, HoldRow, OperationRow, PostingRow, SubAccountRow},
@@ -67,6 +67,9 @@ pub struct TrialBalance {
     pub active_holds: i128,
 }
 
+/// Number and hash of a block or an audit record.
+pub type ChainEnd = (i64, Vec<u8>);
+
 /// The reads of the storage contract.
 #[async_trait]
 pub trait Reads: History + Limits + Send + Sync {
@@ -96,6 +99,8 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn holds_active(&self) -> Result<i64, Error>;
     /// Time of the last block in microseconds; 0 without a block.
     async fn last_sealed_us(&self) -> Result<i64, Error>;
+    /// Number and hash of the last block, and of the last audit record, if there is one.
+    async fn chain_head(&self) -> Result<(ChainEnd, Option<ChainEnd>), Error>;
     /// Last applied sequence of a source; 0 if none.
     async fn source_position(&self, source: &str) -> Result<u64, Error>;
     /// Sums per instrument, in one snapshot. An empty id selects all instruments.
@@ -135,6 +140,7 @@ where
     for<'r> TrialRow: FromRow<'r, DB::Row>,
     for<'r> (bool,): FromRow<'r, DB::Row>,
     for<'r> RecordRow: FromRow<'r, DB::Row>,
+    for<'r> ChainEnd: FromRow<'r, DB::Row>,
     Pool<DB>: History + Limits,
 {
     async fn account(&self, account_id: &str) -> Result<Option<Account>, Error> {
@@ -314,6 +320,13 @@ where
         let sql = "SELECT sealed_at_us FROM audit_blocks ORDER BY block DESC LIMIT 1";
         let found = sqlx::query_scalar(sql).fetch_optional(self).await?;
         Ok(found.unwrap_or(0))
+    }
+
+    async fn chain_head(&self) -> Result<(ChainEnd, Option<ChainEnd>), Error> {
+        let block = "SELECT block, hash FROM audit_blocks WHERE block = (SELECT MAX(block) FROM audit_blocks)";
+        let block: ChainEnd = sqlx::query_as(block).fetch_one(self).await?;
+        let record = sqlx::query_as(LAST_RECORD).fetch_optional(self).await?;
+        Ok((block, record))
     }
 
     async fn source_position(&self, source: &str) -> Result<u64, Error> {

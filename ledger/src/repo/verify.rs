@@ -85,14 +85,36 @@ events::row! {
         pub returned_by_children: i64,
         pub status: i32,
         pub destination_subaccount_id: Option<String>,
+        terms_agree: i32,
         postings_sum_high: i64,
         postings_sum_low: i64,
     }
 }
 
 impl HoldState {
+    /// Whether user and instrument are those of its sub-account, and the terms of a child those of
+    /// its parent.
+    pub fn terms_agree(&self) -> bool {
+        self.terms_agree == 1
+    }
+
     pub fn postings_total(&self) -> i128 {
         rows::wide(self.postings_sum_high, self.postings_sum_low)
+    }
+}
+
+events::row! {
+    /// A posting of a final operation that has a transaction.
+    pub struct FinalRow {
+        pub operation_id: String,
+        pub kind: i32,
+        pub user_id: String,
+        pub external_ref: String,
+        pub tx_hash: String,
+        pub block: i64,
+        pub place: i64,
+        pub instrument_id: String,
+        pub amount: i64,
     }
 }
 
@@ -164,6 +186,9 @@ pub trait LedgerSnapshot: Send {
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Audit records after `after`.
     async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error>;
+    /// Postings of the final operations with a reference and a transaction, of a page of operations
+    /// after position `after` = (block, place), in order.
+    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
 
@@ -245,6 +270,7 @@ where
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
     for<'r> (String, String, i64): FromRow<'r, DB::Row>,
     for<'r> RecordRow: FromRow<'r, DB::Row>,
+    for<'r> FinalRow: FromRow<'r, DB::Row>,
 {
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
@@ -397,8 +423,14 @@ where
         Ok(sqlx::query_as(
             "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, \
              h.status, h.destination_subaccount_id, \
+             CASE WHEN s.user_id = h.user_id AND s.instrument_id = h.instrument_id \
+             AND (h.parent_hold_id IS NULL OR (parent.subaccount_id = h.subaccount_id AND parent.owner = h.owner \
+             AND COALESCE(parent.expires_at_us, 0) = COALESCE(h.expires_at_us, 0) \
+             AND h.destination_subaccount_id IS NULL)) THEN 1 ELSE 0 END AS terms_agree, \
              COALESCE(p.high, 0) AS postings_sum_high, COALESCE(p.low, 0) AS postings_sum_low \
              FROM holds h LEFT JOIN postings_of_holds p ON p.hold_id = h.hold_id \
+             LEFT JOIN sub_accounts s ON s.subaccount_id = h.subaccount_id \
+             LEFT JOIN holds parent ON parent.hold_id = h.parent_hold_id \
              WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
         )
         .bind(after)
@@ -411,6 +443,22 @@ where
         let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
         let query = sqlx::query_as(sql).bind(after).bind(PAGE);
         Ok(query.fetch_all(&mut self.0).await?)
+    }
+
+    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT o.operation_id, o.kind, o.user_id, o.external_ref, o.tx_hash, o.block, o.place, \
+             p.instrument_id, p.amount FROM (\
+             SELECT operation_id, kind, user_id, external_ref, tx_hash, block, place FROM operations \
+             WHERE (block, place) > ($1, $2) AND status = 7 AND external_ref IS NOT NULL \
+             AND tx_hash IS NOT NULL ORDER BY block, place LIMIT $3) o \
+             JOIN postings p ON p.operation_id = o.operation_id ORDER BY o.block, o.place, p.ordinal",
+        )
+        .bind(after.0)
+        .bind(after.1)
+        .bind(PAGE)
+        .fetch_all(&mut self.0)
+        .await?)
     }
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {

@@ -27,27 +27,12 @@ pub fn follows(head: Option<&Head>, row: &BlockRow) -> Option<Fault> {
 }
 
 /// Checks that an audit record follows the one before it (sequence, hash) and matches its hash.
-pub fn audit_record((last, previous): (i64, Hash), row: &RecordRow) -> Option<Fault> {
-    let number = last + 1;
-    let fault = |differs: &str, expected: String, found: String| {
-        Some(Fault {
-            audit_record: Some(number),
-            ..Fault::new(differs, expected, found)
-        })
-    };
-    if row.sequence != number {
-        return fault("audit record", number.to_string(), "none".to_owned());
-    }
-    if row.previous_hash != previous {
-        let found = audit::hex(&row.previous_hash);
-        return fault("previous hash", audit::hex(&previous), found);
-    }
-    let hash = row.record().hash(&previous);
-    if row.hash != hash {
-        let differs = "hash (the record was changed)";
-        return fault(differs, audit::hex(&row.hash), audit::hex(&hash));
-    }
-    None
+pub fn audit_record(last: (i64, Hash), row: &RecordRow) -> Option<Fault> {
+    let broken = row.check(audit::SERVICE, last)?;
+    Some(Fault {
+        audit_record: Some(broken.sequence),
+        ..Fault::new(broken.differs, broken.expected, broken.found)
+    })
 }
 
 pub fn subaccount(row: &SubAccountState) -> Option<Fault> {
@@ -74,6 +59,16 @@ pub fn hold(row: &HoldState) -> Option<Fault> {
             ..Fault::new(differs, expected, found)
         })
     };
+    if !row.terms_agree() {
+        return Some(Fault {
+            hold_id: Some(row.hold_id.clone()),
+            ..Fault::new(
+                "terms of the hold",
+                "those of its sub-account and parent hold",
+                "others",
+            )
+        });
+    }
     let sum = |parts: &[i64]| parts.iter().copied().map(i128::from).sum::<i128>();
     let left = sum(&[row.amount, row.returned_by_children]);
     let right = sum(&[row.remaining, row.split_off, row.consumed, row.released]);

@@ -10,7 +10,8 @@
 //! - Balance, version, held and unsettled of every sub-account match its postings and holds.
 //! - The user index of operations is complete, and each link of a posting leads to the previous
 //!   one.
-//! - Every hold satisfies its equation, and postings that name it paid its consumed amount.
+//! - Every hold satisfies its equation, and postings that name it paid its consumed amount. Its
+//!   terms agree with its sub-account and its parent hold.
 //! - The balances of every instrument sum to zero.
 //! - The audit records form a chain, and each matches its hash.
 //!
@@ -19,11 +20,15 @@
 //! other balances are looked up.
 
 mod checks;
+mod finals;
 mod found;
+mod heads;
 
 use std::collections::HashMap;
 
+pub use finals::{FinalOperation, Finals};
 pub use found::{Fault, Verified};
+pub use heads::Heads;
 
 use crate::{
     Error, LedgerConfig,

@@ -1,7 +1,7 @@
 //! The audit chain and `verify`: a sound ledger passes, and the fault of each tampering is named.
 
 use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{audit::v1::AuditRecord, common::v1::OperationType, ledger::v1::*};
 use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
@@ -315,6 +315,8 @@ async fn r215_changed_balances_and_holds_are_named() {
             "amount = amount + 1",
             "remaining + split off + consumed + released",
         ),
+        ("user_id = 'u1'", "terms of the hold"),
+        ("parent_hold_id = hold_id", "terms of the hold"),
     ] {
         let fault = of(&hold(change)).await;
         assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");
@@ -431,11 +433,17 @@ async fn staff_acts(world: &World) -> String {
     let mut operator = world.as_caller("sandbox.operator");
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "by-hand", &legs);
-    let paid = operator.create_operation(paid).await.unwrap();
+    // One person moves no money (D32).
+    let alone = operator.create_operation(paid.clone()).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
+    let mut approved = world.as_caller(testkit::APPROVED);
+    let paid = testkit::messages::approved(paid);
+    let paid = approved.create_operation(paid).await.unwrap();
     let paid = paid.into_inner().operation.unwrap().operation_id;
     let poor = [("u1:CFA-RUB", "u2:CFA-RUB", "100000", RUB)];
     let poor = operation(OperationType::Payment, "u1", "poor", &poor);
-    operator.create_operation(poor).await.unwrap_err();
+    let poor = testkit::messages::approved(poor);
+    approved.create_operation(poor).await.unwrap_err();
     let end = FinalizeOperationRequest {
         context: write("end"),
         operation_id: paid.clone(),
@@ -495,11 +503,46 @@ async fn r215_what_persons_do_is_recorded_once_in_a_chain_and_listed() {
     staff_acts_after_restart(&world).await;
 }
 
+// rows: R215 R333
+#[tokio::test]
+async fn d34_an_approved_reversal_is_recorded_with_both_persons_and_one_of_a_service_is_not() {
+    let world = World::new().await;
+    let reverse = |key: &str, id: &str| ReverseOperationRequest {
+        context: write(key),
+        operation_id: id.to_owned(),
+        reason: "paid twice".to_owned(),
+    };
+    let by_service = world.fund("u1", RUB, "100").await.operation_id;
+    let undone = reverse("r1", &by_service);
+    world
+        .client
+        .clone()
+        .reverse_operation(undone)
+        .await
+        .unwrap();
+    let by_two = world.fund("u1", RUB, "50").await.operation_id;
+    let mut approved = world.as_caller(testkit::APPROVED);
+    for _ in 0..2 {
+        let undone = testkit::messages::approved(reverse("r2", &by_two));
+        approved.reverse_operation(undone).await.unwrap();
+    }
+    let all = records(&world, "", "").await;
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert_eq!(all[0].actor, testkit::messages::APPROVED_SUBJECT);
+    assert_eq!(all[0].action, "operation.reversed");
+    assert_eq!(
+        (&all[0].object_id, all[0].reason.as_str()),
+        (&by_two, "paid twice")
+    );
+    assert_eq!(verify(&world.config()).await.unwrap().fault, None);
+}
+
 async fn staff_acts_after_restart(world: &World) {
-    let mut operator = world.as_caller("sandbox.operator");
+    let mut approved = world.as_caller(testkit::APPROVED);
     let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
     let paid = operation(OperationType::Payment, "u1", "later", &legs);
-    operator.create_operation(paid).await.unwrap();
+    let paid = testkit::messages::approved(paid);
+    approved.create_operation(paid).await.unwrap();
     let all = records(world, "", "").await;
     assert_eq!(all[0].sequence, 6);
     assert_eq!(all[0].previous_hash, all[1].hash);
@@ -736,4 +779,24 @@ async fn r215_verify_fails_without_a_ledger() {
     std::fs::write(folder.join("ledger.sqlite"), "no database at all").unwrap();
     let error = error().await;
     assert!(error.contains("not a database"), "{error}");
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_the_head_of_the_chains_is_that_of_the_last_block_and_record() {
+    let Story { world, .. } = story().await;
+    let mut auditor = world.as_caller("sandbox.auditor");
+    let head = auditor.get_chain_head(GetChainHeadRequest::default());
+    let head = head.await.unwrap().into_inner();
+    let verified = verify(&world.config()).await.unwrap();
+    assert_eq!((head.block, &head.hash), (verified.blocks, &verified.head));
+    assert_eq!(head.record, verified.audit_records);
+    let mut heads = ledger::Heads::open(&world.config()).await.unwrap();
+    assert_eq!(heads.block_hash(head.block).await.unwrap(), Some(head.hash));
+    assert_eq!(heads.block_hash(head.block + 1).await.unwrap(), None);
+    if head.record > 0 {
+        let hash = heads.record_hash(head.record).await.unwrap();
+        assert_eq!(hash, Some(head.record_hash));
+    }
+    heads.close().await.unwrap();
 }

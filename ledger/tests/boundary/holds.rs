@@ -679,8 +679,18 @@ async fn assert_only_the_owner_uses(world: &World, owner: &str) {
         hold_id: hold.hold_id.clone(),
         ..Default::default()
     };
+    // One person consumes no hold (D32), and two persons none of a service.
     refused(
-        operator.consume_hold(consume).await,
+        operator.consume_hold(consume.clone()).await,
+        Code::FailedPrecondition,
+        "APPROVAL_REQUIRED",
+        "This call needs an approval",
+    );
+    let mut approved = world.as_caller(testkit::APPROVED);
+    refused(
+        approved
+            .consume_hold(testkit::messages::approved(consume))
+            .await,
         Code::FailedPrecondition,
         "HOLD_IN_USE",
         "Hold is in use",

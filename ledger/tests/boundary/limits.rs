@@ -3,7 +3,7 @@
 use proto::{
     common::v1::{
         Decimal,
-        OperationType::{self, Deposit, P2pTransfer, Payment, TradeSell},
+        OperationType::{self, Deposit, Enforcement, P2pTransfer, Payment, TradeSell},
     },
     ledger::v1::*,
 };
@@ -29,13 +29,24 @@ fn limit(limit_id: &str, side: PostingSide, value: &str) -> VelocityLimit {
 }
 
 async fn set(world: &World, key: &str, limit: VelocityLimit) -> Answer<SetVelocityLimitResponse> {
+    set_as(world, "sandbox.compliance", key, limit).await
+}
+
+async fn set_as(
+    world: &World,
+    credential: &str,
+    key: &str,
+    limit: VelocityLimit,
+) -> Answer<SetVelocityLimitResponse> {
     let request = SetVelocityLimitRequest {
         context: write(key),
         limit: Some(limit),
         reason: "test".to_owned(),
     };
-    let mut client = world.as_caller("sandbox.compliance");
-    client.set_velocity_limit(request).await
+    world
+        .as_caller(credential)
+        .set_velocity_limit(request)
+        .await
 }
 
 async fn put(world: &World, limit: VelocityLimit) {
@@ -241,8 +252,8 @@ async fn r237_a_refusal_stays_bound_to_its_key() {
         limit_id: "minute".to_owned(),
         reason: "test".to_owned(),
     };
-    let mut staff = world.as_caller("sandbox.operator");
-    staff.remove_velocity_limit(remove).await.unwrap();
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved.remove_velocity_limit(remove).await.unwrap();
     limited(client.create_operation(request.clone()).await);
     let world = world.restart().await;
     limited(world.client.clone().create_operation(request).await);
@@ -282,6 +293,48 @@ async fn r237_a_limit_is_about_its_user_account_side_and_types() {
     );
     // `u2` has a separate count, and the limit does not apply to the credit of `u1`.
     send(TradeSell, "u2", "u1", "5", BOND).await.unwrap();
+}
+
+// rows: R237
+#[tokio::test]
+async fn r237_an_enforcement_act_of_a_service_passes_limits_and_freezes() {
+    let world = world().await;
+    world.fund("u1", BOND, "10").await;
+    let mut bonds = limit("bonds", PostingSide::Debit, "5");
+    bonds.instrument_id = BOND.to_owned();
+    put(&world, bonds).await;
+    let freeze = SetSubAccountStatusRequest {
+        context: write(&fresh()),
+        subaccount_id: "u1:BOND-1".to_owned(),
+        status: SubAccountStatus::Frozen.into(),
+        reason: "court".to_owned(),
+    };
+    let mut client = world.client.clone();
+    client.set_sub_account_status(freeze).await.unwrap();
+    let levy = |value: &str| {
+        let leg = ("u1:BOND-1", "u2:BOND-1", value, BOND);
+        operation(Enforcement, "u1", &fresh(), &[leg])
+    };
+    client.create_operation(levy("6")).await.unwrap();
+    // It takes no more than the available units.
+    refused(
+        client.create_operation(levy("5")).await,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let transfer = operation(
+        P2pTransfer,
+        "u1",
+        &fresh(),
+        &[("u1:BOND-1", "u2:BOND-1", "1", BOND)],
+    );
+    refused(
+        client.create_operation(transfer).await,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
 }
 
 // rows: R237 R216
@@ -345,9 +398,10 @@ async fn r237_what_has_happened_already_counts_and_is_not_refused() {
         amount: amount(RUB, "5"),
         ..Default::default()
     };
-    let mut operator = world.as_caller("sandbox.operator");
+    let by_persons = testkit::messages::approved(request);
+    let mut approved = world.as_caller(testkit::APPROVED);
     assert_eq!(
-        limited(operator.consume_hold(request).await)["used"],
+        limited(approved.consume_hold(by_persons).await)["used"],
         "150.00"
     );
     world.consume(&fresh(), &hold.hold_id, None).await.unwrap();
@@ -414,7 +468,8 @@ async fn r339_limits_are_set_listed_and_removed_by_staff_once_a_key() {
         .await
         .unwrap();
     assert_eq!(same.into_inner().limit.unwrap(), first);
-    let changed = set(&world, "k3", limit("a", PostingSide::Credit, "2"))
+    let other = limit("a", PostingSide::Credit, "2");
+    let changed = set_as(&world, testkit::APPROVED, "k3", other)
         .await
         .unwrap();
     let changed = changed.into_inner().limit.unwrap();
@@ -453,7 +508,13 @@ async fn r339_limits_are_set_listed_and_removed_by_staff_once_a_key() {
         limit_id: "a".to_owned(),
         reason: "no longer".to_owned(),
     };
-    let mut staff = world.as_caller("sandbox.compliance");
+    needs_approval(
+        world
+            .as_caller("sandbox.compliance")
+            .remove_velocity_limit(remove("r0"))
+            .await,
+    );
+    let mut staff = world.as_caller(testkit::APPROVED);
     let removed = staff.remove_velocity_limit(remove("r1")).await.unwrap();
     assert_eq!(removed.into_inner().limit.unwrap(), changed);
     assert!(is_replay(
@@ -493,6 +554,57 @@ async fn r339_limits_are_set_listed_and_removed_by_staff_once_a_key() {
             row("limit.removed", "a", "no longer"),
         ]
     );
+}
+
+fn needs_approval<T: std::fmt::Debug>(answer: Answer<T>) {
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "APPROVAL_REQUIRED",
+        "This call needs an approval",
+    );
+}
+
+// rows: R333 R339
+#[tokio::test]
+async fn d32_one_person_lowers_a_limit_and_two_raise_it() {
+    let world = world().await;
+    let mut of_u1 = limit("a", PostingSide::Debit, "10");
+    of_u1.user_id = "u1".to_owned();
+    of_u1.operation_types = vec![Payment.into()];
+    set(&world, "new", of_u1.clone()).await.unwrap();
+    let changed = |change: &dyn Fn(&mut VelocityLimit)| {
+        let mut terms = of_u1.clone();
+        change(&mut terms);
+        terms
+    };
+    let value = |text: &str| {
+        let value = text.to_owned();
+        Some(Decimal { value })
+    };
+    for (number, looser) in [
+        changed(&|l| l.amount = value("10.01")),
+        changed(&|l| l.window_seconds = 59),
+        changed(&|l| l.side = PostingSide::Credit.into()),
+        changed(&|l| l.user_id = "u2".to_owned()),
+        changed(&|l| l.account_type = AccountType::Main.into()),
+        changed(&|l| l.operation_types = vec![Deposit.into()]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        needs_approval(set(&world, &format!("up-{number}"), looser).await);
+    }
+    let stricter = changed(&|l| {
+        l.amount = value("9");
+        l.window_seconds = 61;
+        l.user_id.clear();
+        l.operation_types.clear();
+    });
+    set(&world, "down", stricter).await.unwrap();
+    // The refusal is not bound to its key: the same call passes by an approval.
+    let raised = set_as(&world, testkit::APPROVED, "up-0", of_u1.clone()).await;
+    assert_eq!(raised.unwrap().into_inner().limit.unwrap().user_id, "u1");
 }
 
 // rows: R339 R333

@@ -943,6 +943,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;
     let mut operator = world.as_caller("sandbox.operator");
+    let mut approved = world.as_caller(testkit::APPROVED);
     let end = |id: &str| FinalizeOperationRequest {
         context: write(&fresh()),
         operation_id: id.to_owned(),
@@ -968,11 +969,15 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
     for id in &sent {
         let answer = operator.finalize_operation(end(id)).await;
         refused(answer, precondition, "OPERATION_STATUS", text);
+        // One person reverses nothing (D32), and two persons know no more of the chain than one.
+        let reverse = || reversal(&format!("r-{id}"), id);
+        let alone = operator.reverse_operation(reverse()).await;
+        let needed = "This call needs an approval";
+        refused(alone, precondition, "APPROVAL_REQUIRED", needed);
         // The refusal is bound to its key, with the same text.
         for _ in 0..2 {
-            let answer = operator
-                .reverse_operation(reversal(&format!("r-{id}"), id))
-                .await;
+            let asked = testkit::messages::approved(reverse());
+            let answer = approved.reverse_operation(asked).await;
             refused(answer, precondition, "OPERATION_STATUS", text);
         }
     }
@@ -980,7 +985,7 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         world.balance("u2:CFA-RUB").await,
         ["20.00", "0.00", "20.00", "0.00"]
     );
-    // The service ends both operations. After that staff may reverse the final one.
+    // The service ends both operations. After that two persons may reverse the final one.
     finalize(&world, &sent[0], &tx_hash("bb")).await.unwrap();
     let undone = reversal("by-service", &sent[1]);
     world
@@ -991,12 +996,14 @@ async fn r216_only_services_end_operations_in_flight_to_the_chain() {
         .unwrap();
     operator.finalize_operation(end(&sent[0])).await.unwrap();
     let late = reversal("late", &sent[0]);
-    operator.reverse_operation(late).await.unwrap();
+    let late = testkit::messages::approved(late);
+    approved.reverse_operation(late).await.unwrap();
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
     // Operations that do not await the chain are not restricted to services.
     let plain = world.fund("u3", RUB, "1").await;
     let plain = reversal("plain", &plain.operation_id);
-    operator.reverse_operation(plain).await.unwrap();
+    let plain = testkit::messages::approved(plain);
+    approved.reverse_operation(plain).await.unwrap();
     world.assert_books_balance().await;
 }
 

@@ -445,8 +445,9 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
         )],
     );
     world.client.clone().create_operation(fund).await.unwrap();
-    let mut operator = world.as_caller("sandbox.operator");
-    frozen(operator.create_operation(redeem("m0", "4")).await);
+    let by_persons = testkit::messages::approved(redeem("m0", "4"));
+    let mut approved = world.as_caller(testkit::APPROVED);
+    frozen(approved.create_operation(by_persons).await);
     let answer = world
         .client
         .clone()

@@ -13,6 +13,7 @@ use std::{
 use prost::Message;
 use proto::{common::v1::OperationType, ledger::v1::*};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use testkit::messages::approved;
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -62,7 +63,7 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
                 RUB,
             )];
             let request = operation(OperationType::Payment, &format!("hot{from}"), &key, &legs);
-            match client.create_operation(request.clone()).await {
+            match client.create_operation(approved(request.clone())).await {
                 Ok(_) => tally.operations += 1,
                 Err(status) => {
                     refused(status);
@@ -71,7 +72,8 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
                 }
             }
             if rng.random_bool(0.2) {
-                assert!(is_replay(&client.create_operation(request).await.unwrap()));
+                let again = client.create_operation(approved(request)).await;
+                assert!(is_replay(&again.unwrap()));
             }
             continue;
         }
@@ -94,7 +96,7 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
             amount: amount(RUB, "1"),
             ..Default::default()
         };
-        client.consume_hold(request).await.unwrap();
+        client.consume_hold(approved(request)).await.unwrap();
         tally.consumed += 1;
         if rng.random_bool(0.8) && value != "1" {
             let request = ReleaseHoldRequest {
@@ -108,15 +110,15 @@ async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     tally
 }
 
-/// Runs a writer per seed on both ledgers and adds their results. Half of the writers are persons,
-/// whose calls have audit records.
+/// Runs a writer per seed on both ledgers and adds their results. Half of the writers make approved
+/// calls of persons, which have audit records.
 async fn run_writers(worlds: [&World; 2], seeds: Range<u64>, steps: usize, all: &mut Tally) {
     let mut tasks = JoinSet::new();
     for seed in seeds {
         let world = worlds[(seed % 2) as usize];
         let client = match seed / 2 % 2 {
             0 => world.client.clone(),
-            _ => world.as_caller("sandbox.operator"),
+            _ => world.as_caller(testkit::APPROVED),
         };
         tasks.spawn(writer(client, seed, steps));
     }

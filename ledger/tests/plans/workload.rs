@@ -308,7 +308,8 @@ async fn limits(world: &World) {
         limit_id: "daily".into(),
         reason: "test".into(),
     };
-    staff.remove_velocity_limit(request).await.unwrap();
+    let mut approved = world.as_caller(testkit::APPROVED);
+    approved.remove_velocity_limit(request).await.unwrap();
 }
 
 async fn reads(world: &World) {
@@ -371,6 +372,8 @@ async fn reads(world: &World) {
     client.get_account(request).await.unwrap();
     let request = GetTrialBalanceRequest::default();
     client.get_trial_balance(request).await.unwrap();
+    let request = GetChainHeadRequest::default();
+    client.get_chain_head(request).await.unwrap();
     for (actor, object_id) in [("", ""), ("", "daily"), ("compliance", "")] {
         let request = ListAuditRecordsRequest {
             actor: actor.into(),

@@ -1,13 +1,13 @@
 //! `platform ledger ...`: tables for accountants and auditors. `balance`, `statement`, `holds` and
 //! `trial-balance` call a running platform; `rebuild` compares it with the chain; `verify` reads
-//! the ledger's rows, with or without a running platform.
+//! the ledger's rows and the audit records of all services, with or without a running platform.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use ledger::LedgerConfig;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::call::{self, Target};
 use super::output::{self, table};
@@ -30,13 +30,13 @@ pub fn verbs() -> [Command; 4] {
             "Replay the chain's log from its first block and compare the balances with the ledger's",
         ),
         Command::new("verify")
-            .about("Check the ledger's rows: every block, posting, balance and hold; name the first bad record")
+            .about("Check every row of the ledger and every audit record of all services; name the first bad record")
             .arg(
                 Arg::new("dir")
                     .long("dir")
                     .value_name("DIR")
                     .value_parser(value_parser!(PathBuf))
-                    .help("Folder of a ledger in SQLite [default: the ledger of the settings]"),
+                    .help("Folder of a ledger in SQLite, checked alone [default: the stores of the settings]"),
             ),
     ]
 }
@@ -78,12 +78,19 @@ async fn verify(
     matches: &ArgMatches,
     json: bool,
 ) -> anyhow::Result<()> {
-    let config = match matches.get_one::<PathBuf>("dir") {
-        Some(dir) => LedgerConfig {
-            data_dir: dir.clone(),
-            ..LedgerConfig::default()
-        },
-        None => config()?.ledger,
+    let (config, records) = match matches.get_one::<PathBuf>("dir") {
+        Some(dir) => {
+            let config = LedgerConfig {
+                data_dir: dir.clone(),
+                ..LedgerConfig::default()
+            };
+            (config, Vec::new())
+        }
+        None => {
+            let config = config()?;
+            let records = audit_records(&config).await?;
+            (config.ledger, records)
+        }
     };
     let verified = ledger::verify(&config).await.with_context(|| {
         if config.url.is_empty() {
@@ -93,14 +100,50 @@ async fn verify(
         }
     })?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&verified)?);
+        let mut shown = serde_json::to_value(&verified)?;
+        let of_services = records.iter().map(|(service, verified)| {
+            let (records, head) = (verified.records, &verified.head);
+            json!({ "service": service, "audit_records": records, "head": head })
+        });
+        shown["services"] = of_services.collect();
+        println!("{}", serde_json::to_string_pretty(&shown)?);
     } else {
         print!("{verified}");
+        for (service, verified) in &records {
+            println!("audit records of {service}: {}", verified.records);
+        }
     }
-    match verified.fault {
-        Some(fault) => bail!("the ledger differs from what was written: {fault}"),
+    if let Some(fault) = verified.fault {
+        bail!("the ledger differs from what was written: {fault}");
+    }
+    match broken(&records) {
+        Some(what) => bail!("audit records differ from what was written: {what}"),
         None => Ok(()),
     }
+}
+
+type Records = (&'static str, events::audit::Verified);
+
+/// Checks the audit records of the services other than the ledger.
+async fn audit_records(config: &Config) -> anyhow::Result<Vec<Records>> {
+    let of = |service: &'static str| move || format!("audit records of {service}");
+    let payments = payments::verify_audit(&config.payments).await;
+    let identity = sandbox::identity::verify_audit(&config.identity).await;
+    Ok(vec![
+        ("payments", payments.with_context(of("payments"))?),
+        ("identity", identity.with_context(of("identity"))?),
+    ])
+}
+
+/// The first record that does not continue its chain.
+fn broken(records: &[Records]) -> Option<String> {
+    records.iter().find_map(|(service, verified)| {
+        let broken = verified.broken.as_ref()?;
+        Some(format!(
+            "{service}, audit record {}: {}, expected {}, found {}",
+            broken.sequence, broken.differs, broken.expected, broken.found
+        ))
+    })
 }
 
 /// A field as one token.
@@ -239,8 +282,6 @@ fn trial_balance(answer: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     // rows: R350
@@ -320,5 +361,32 @@ mod tests {
         let error = super::verify(config, &matches, false).await;
         let error = format!("{:#}", error.expect_err("no ledger"));
         assert!(error.contains("there is no ledger in"), "{error}");
+    }
+
+    // rows: R350 R215
+    #[tokio::test]
+    async fn r350_a_changed_audit_record_of_a_service_is_named() {
+        let folder = tempfile::tempdir().expect("folder");
+        let config = Config::load(None, Some(folder.path())).expect("settings");
+        let missing = audit_records(&config).await.expect_err("no stores");
+        assert!(
+            format!("{missing:#}").contains("audit records of payments: "),
+            "{missing:#}"
+        );
+        let verified = |sequence: Option<i64>| events::audit::Verified {
+            records: 2,
+            head: String::new(),
+            broken: sequence.map(|sequence| service_kit::audit::Broken {
+                sequence,
+                differs: "previous hash",
+                expected: "aa".to_owned(),
+                found: "bb".to_owned(),
+            }),
+        };
+        let sound = ("payments", verified(None));
+        assert_eq!(broken(std::slice::from_ref(&sound)), None);
+        let found = broken(&[sound, ("identity", verified(Some(3)))]);
+        let expected = "identity, audit record 3: previous hash, expected aa, found bb";
+        assert_eq!(found.as_deref(), Some(expected));
     }
 }

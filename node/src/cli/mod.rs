@@ -108,7 +108,7 @@ pub fn command() -> Command {
         )
         .subcommand(replay_command())
         .subcommand(completions_command())
-        .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
+        .subcommand(proof_command())
         .subcommands([load::command(), data::command(), events::command(), journal::command(), contracts::command()])
         .subcommands(call::commands())
         .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
@@ -149,6 +149,17 @@ fn replay_command() -> Command {
                 .help("Multiple of the recorded pace, or max: as fast as the throttles admit"),
         )
         .args(connect())
+}
+
+fn proof_command() -> Command {
+    Command::new("proof")
+        .about("Prove the balances of a running platform: chain = ledger = bank")
+        .arg(
+            Arg::new("full")
+                .long("full")
+                .action(ArgAction::SetTrue)
+                .help("Also check every row of every store in the data folder of the settings"),
+        )
 }
 
 fn completions_command() -> Command {
@@ -234,10 +245,10 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             let trading = reachable(config()?.listen.trading);
             load::run(matches, target()?, trading, json).await
         }
-        Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some(("proof", matches)) => proof::run(&target()?, config, matches, json).await,
         Some(("completions", matches)) => print_completions(matches),
         Some(("proto", matches)) => contracts::run(matches),
-        Some(("data", matches)) => data::run(matches, &config()?, json),
+        Some(("data", matches)) => data::run(matches, &config()?, json).await,
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some(("ledger", matches)) => {
             let target = target()?;

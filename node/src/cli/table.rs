@@ -35,9 +35,14 @@ pub const NOUNS: &[(&str, &str)] = &[
         "subscription",
         "Offers of investors to buy units of an issue",
     ),
+    ("placement", "Placements of issues among subscribers"),
     (
         "offer",
         "Offers of holders to sell units back to the issuer",
+    ),
+    (
+        "enforcement",
+        "Freezes and forced transfers that a document orders",
     ),
     ("holders", "Holder registry"),
     ("chain", "The blockchain of the registry"),
@@ -63,7 +68,10 @@ pub const NOUNS: &[(&str, &str)] = &[
         "approval",
         "Calls that one person requests and another approves",
     ),
-    ("bank", "The sandbox bank: actions of a payer or the bank"),
+    (
+        "bank",
+        "The sandbox bank: actions of a payer, a signer or the bank",
+    ),
 ];
 
 pub const ENTRIES: &[Entry] = entries! {
@@ -94,11 +102,15 @@ pub const ENTRIES: &[Entry] = entries! {
         "limit" "remove" "RemoveVelocityLimit";
         "limit" "list" "ListVelocityLimits";
         "ledger" "audit" "ListAuditRecords";
+        "ledger" "head" "GetChainHead";
     }
     "dfa.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
         "instrument" "get" "GetInstrument";
         "instrument" "list" "ListInstruments";
+        "instrument" "sign" "SignIssueDecision";
+        "instrument" "activate" "ActivateInstrument";
+        "instrument" "decision" "GetIssueDecision";
         "instrument" "update" "UpdateInstrument";
         "instrument" "redeem" "StartRedemption";
         "instrument" "redemption" "GetRedemption";
@@ -109,6 +121,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "subscription" "create" "Subscribe";
         "subscription" "cancel" "CancelSubscription";
         "subscription" "list" "ListSubscriptions";
+        "placement" "close" "ClosePlacement";
         "offer" "create" "OfferUnits";
         "offer" "cancel" "CancelOffer";
         "offer" "list" "ListOffers";
@@ -124,7 +137,17 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
         "cfa" "refund-redemption" "RefundRedemption";
+        "enforcement" "freeze" "FreezeUnits";
+        "enforcement" "lift" "LiftFreeze";
+        "enforcement" "transfer" "ForceTransfer";
+        "enforcement" "list" "ListEnforcementActs";
         "holders" "list" "ListHolders";
+        "holders" "extract" "IssueExtract";
+        "holders" "on-chain" "ListChainBalances";
+        "chain" "breaks" "ListChainBreaks";
+        "chain" "accept-break" "AcceptChainBreak";
+        "chain" "anchors" "ListAnchors";
+        "instrument" "lift-quarantine" "LiftQuarantine";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }
@@ -146,8 +169,11 @@ pub const ENTRIES: &[Entry] = entries! {
         "payout" "get" "GetPayout";
         "payout" "list" "ListPayouts";
         "receipt" "list" "ListReceipts";
+        "receipt" "assign" "AssignReceipt";
+        "receipt" "refund" "RefundReceipt";
         "recon" "run" "Reconcile";
         "recon" "latest" "GetLatestReport";
+        "payout" "audit" "ListAuditRecords";
     }
     "dfa.market.v1.MarketService" {
         "order" "place" "PlaceOrder";
@@ -177,6 +203,8 @@ pub const ENTRIES: &[Entry] = entries! {
         "settle" "breaks" "ListBreaks";
         "settle" "retry" "RetrySettlement";
         "settle" "bust" "BustTrade";
+        "settle" "cases" "ListCases";
+        "settle" "close" "CloseCase";
     }
     "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
@@ -192,6 +220,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "user" "confirm-limit" "ConfirmLimit";
         "user" "cancel-limit" "CancelLimit";
         "user" "check-sanctions" "CheckSanctions";
+        "user" "audit" "ListAuditRecords";
     }
     "dfa.approvals.v1.ApprovalService" {
         "approval" "request" "RequestApproval";
@@ -205,6 +234,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "bank" "set-fault" "SetFault";
         "bank" "balance" "GetBankBalance";
         "bank" "transfers" "ListTransfers";
+        "bank" "sign" "SignDocument";
     }
 };
 

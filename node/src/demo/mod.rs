@@ -144,7 +144,7 @@ async fn subscribe(scenario: &mut Scenario, parties: &Participants) -> anyhow::R
 
 /// Registers a bond, deploys its contract and sells it to Bob.
 async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
-    let registered = scenario
+    scenario
         .call(
             "sandbox.operator",
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
@@ -158,18 +158,10 @@ async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Resul
             }),
         )
         .await?;
-    let address = text(&registered, "/instrument/smartContractAddress")?.to_owned();
-    if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-        scenario
-            .call(
-                "sandbox.operator",
-                "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
-                json!({ "instrumentId": parties.bond, "status": "INSTRUMENT_STATUS_ACTIVE" }),
-            )
-            .await?;
-    }
+    let active = scenario.activate(&parties.bond, &parties.issuer).await?;
+    let address = text(&active, "/smartContractAddress")?.to_owned();
     scenario.step(
-        "The bond was registered and its contract deployed",
+        "The bond was registered, its decision signed by the issuer, and activated by two persons",
         &[("instrument_id", &parties.bond), ("contract", &address)],
     );
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::cli::call::{Refusal, Target, context};
 
@@ -67,6 +68,83 @@ impl Scenario {
             .call(path, &request)
             .await
             .with_context(|| format!("{path} as {token}"))
+    }
+
+    /// Makes a call that takes two persons (D32): Anna requests it, Boris approves it. Returns the
+    /// executed approval.
+    ///
+    /// # Errors
+    /// A step is refused, or the approved call fails.
+    pub async fn approved(&self, path: &str, request: Value) -> anyhow::Result<Value> {
+        const SERVICE: &str = "dfa.approvals.v1.ApprovalService";
+        let ask = json!({
+            "method": path, "requestJson": request.to_string(), "reason": "demonstration",
+        });
+        let asked = self
+            .call(
+                "sandbox.operator.anna",
+                &format!("{SERVICE}/RequestApproval"),
+                ask,
+            )
+            .await?;
+        let decision = json!({
+            "approvalId": text(&asked, "/approval/approvalId")?,
+            "hash": text(&asked, "/approval/hash")?,
+        });
+        let approved = self
+            .call(
+                "sandbox.operator.boris",
+                &format!("{SERVICE}/Approve"),
+                decision,
+            )
+            .await?;
+        if approved.pointer("/approval/status") != Some(&json!("APPROVAL_STATUS_EXECUTED")) {
+            bail!("{path} was approved and not executed: {approved}");
+        }
+        Ok(approved["approval"].clone())
+    }
+
+    /// Signs the decision on a registered issue for its issuer and activates the issue. Returns the
+    /// active instrument.
+    ///
+    /// # Errors
+    /// A call fails, or the contract is not deployed within a minute.
+    pub async fn activate(&self, instrument: &str, issuer: &str) -> anyhow::Result<Value> {
+        const CFA: &str = "dfa.cfa.v1.CfaRegistryService";
+        let document = format!("Decision on the issue {instrument}");
+        let hash = hex::encode(Sha256::digest(document));
+        let by = format!("sandbox.issuer.{issuer}");
+        let signed = self
+            .call(
+                &by,
+                "dfa.sandbox.v1.SandboxBankService/SignDocument",
+                json!({ "userId": issuer, "documentHash": hash }),
+            )
+            .await?;
+        self.call(
+            &by,
+            &format!("{CFA}/SignIssueDecision"),
+            json!({
+                "instrumentId": instrument, "documentHash": hash,
+                "signature": text(&signed, "/signature")?,
+            }),
+        )
+        .await?;
+        let activate = json!({ "instrumentId": instrument, "documentHash": hash });
+        self.approved(&format!("{CFA}/ActivateInstrument"), activate)
+            .await?;
+        let active = self
+            .until(
+                "the issue to be active",
+                "sandbox.auditor",
+                &format!("{CFA}/GetInstrument"),
+                json!({ "instrumentId": instrument }),
+                |answer| {
+                    answer.pointer("/instrument/status") == Some(&json!("INSTRUMENT_STATUS_ACTIVE"))
+                },
+            )
+            .await?;
+        Ok(active["instrument"].clone())
     }
 
     /// Repeats a read until `done` accepts the answer.

@@ -80,28 +80,21 @@ pub async fn list(
         )
         .await?;
     let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
+    let issuer = text(&issuer, "/profile/userId")?;
     let registered = scenario
         .call(
             SETUP,
             "dfa.cfa.v1.CfaRegistryService/RegisterInstrument",
             json!({
                 "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
-                "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
+                "decimals": 0, "issuerId": issuer, "currencyCode": "RUB",
                 "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
                 "priceBandLow": { "value": decimal(band.0) }, "priceBandHigh": { "value": decimal(band.1) },
             }),
         )
         .await?;
     let instrument = text(&registered, "/instrumentId")?.to_owned();
-    if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-        scenario
-            .call(
-                SETUP,
-                "dfa.cfa.v1.CfaRegistryService/UpdateInstrument",
-                json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
-            )
-            .await?;
-    }
+    scenario.activate(&instrument, issuer).await?;
     scenario
         .until(
             "the market to know the instrument",
@@ -139,7 +132,8 @@ pub async fn enter(
             .call(
                 SETUP,
                 "dfa.identity.v1.IdentityService/CreateUser",
-                json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
+                json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}"),
+                        "qualifiedInvestor": true }),
             )
             .await?;
         let member = Member {

@@ -83,6 +83,8 @@ pub fn receipt(receipt: &Receipt) -> pb::Receipt {
         amount: Some(money(receipt.amount)),
         status: receipt.status().code(),
         reason: receipt.unmatched.map_or(0, |reason| reason.code()),
+        assigned_payment_id: receipt.assigned.clone().unwrap_or_default(),
+        refund_payout_id: receipt.refund.clone().unwrap_or_default(),
         created_at: Some(to_timestamp_us(receipt.created_at_us)),
         updated_at: Some(to_timestamp_us(receipt.updated_at_us)),
     }
@@ -103,6 +105,7 @@ pub fn payout(payout: &Payout) -> pb::Payout {
         updated_at: Some(to_timestamp_us(payout.updated_at_us)),
         released: payout.released_at_us.is_some(),
         stopped_reason: payout.stopped.clone().unwrap_or_default(),
+        refunds_receipt_id: payout.refunds_receipt.clone().unwrap_or_default(),
     }
 }
 
@@ -139,6 +142,9 @@ impl From<Fault> for Status {
             Fault::IntentNotFound => not_found("PAYMENT_INTENT_NOT_FOUND", text),
             Fault::AmountMismatch => failed_precondition("AMOUNT_MISMATCH", text),
             Fault::PayoutNotFound => not_found("PAYOUT_NOT_FOUND", text),
+            Fault::ReceiptNotFound => not_found("RECEIPT_NOT_FOUND", text),
+            Fault::ReceiptNotOpen => failed_precondition("RECEIPT_NOT_OPEN", text),
+            Fault::IntentPaid => failed_precondition("PAYMENT_INTENT_PAID", text),
             Fault::ReportNotFound => not_found("REPORT_NOT_FOUND", text),
             Fault::LimitExceeded(_) => failed_precondition("LIMIT_EXCEEDED", text),
             Fault::PayoutSent => failed_precondition("PAYOUT_SENT", text),

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use events::audit::{self, RecordFilter, RecordRow};
 use proto::payments::v1::{self as pb, payments_service_server::PaymentsService};
 use rpc::{
-    context::answered,
+    context::{Once, answered},
     page::{self, Key},
     status::invalid_argument,
 };
@@ -17,8 +18,23 @@ use types::BusinessDay;
 
 use crate::{
     repo::{Filter, PageBound, intents, payouts, receipts},
-    service::{Claim, Fault, Gateway, NewIntent, NewPayout, WebhookSubject},
+    service::{
+        Acting, Claim, Fault, Gateway, NewIntent, NewPayout, NewRefund, Owner, WebhookSubject,
+    },
 };
+
+/// The caller of a write that acts once per key, from its request, whose context is taken.
+macro_rules! acting {
+    ($call:literal, $caller:expr, $ask:expr) => {{
+        let context = rpc::context::write($ask.context.take())?;
+        let once = Once::of($call, &$caller, &context, &$ask);
+        Acting {
+            caller: $caller,
+            context,
+            once,
+        }
+    }};
+}
 
 /// The RPC shell.
 pub struct Api(pub Arc<Gateway>);
@@ -158,32 +174,30 @@ impl PaymentsService for Api {
     ) -> Result<Response<pb::ReleasePayoutResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
-        let payout = self
+        let (payout, replayed) = self
             .0
             .release_payout(&ask.payout_id, &context.correlation_id)
             .await?;
-        Ok(Response::new(pb::ReleasePayoutResponse {
+        let answer = pb::ReleasePayoutResponse {
             payout: Some(convert::payout(&payout)),
-        }))
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn cancel_payout(
         &self,
         request: Request<pb::CancelPayoutRequest>,
     ) -> Result<Response<pb::CancelPayoutResponse>, Status> {
-        let by = rpc::caller(&request)?.subject.clone();
-        let ask = request.into_inner();
-        rpc::context::write(ask.context)?;
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let acting = acting!("CancelPayout", caller, ask);
         let code = text("failure_code", ask.failure_code)?;
-        tracing::info!(
-            payout_id = ask.payout_id,
-            by,
-            "payout cancellation requested"
-        );
-        let payout = self.0.cancel_payout(&ask.payout_id, &code).await?;
-        Ok(Response::new(pb::CancelPayoutResponse {
+        let cancelled = self.0.cancel_payout(&acting, &ask.payout_id, &code);
+        let (payout, replayed) = cancelled.await?;
+        let answer = pb::CancelPayoutResponse {
             payout: Some(convert::payout(&payout)),
-        }))
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn get_payout(
@@ -249,6 +263,54 @@ impl PaymentsService for Api {
         }))
     }
 
+    async fn assign_receipt(
+        &self,
+        request: Request<pb::AssignReceiptRequest>,
+    ) -> Result<Response<pb::AssignReceiptResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let acting = acting!("AssignReceipt", caller, ask);
+        let owner = match (ask.payment_id.is_empty(), ask.user_id.is_empty()) {
+            (false, true) => Owner::Intent(ask.payment_id),
+            (true, false) => Owner::User(ask.user_id),
+            (true, true) => return Err(invalid_argument("user_id", "must not be empty")),
+            (false, false) => {
+                let problem = "must be empty beside payment_id";
+                return Err(invalid_argument("user_id", problem));
+            }
+        };
+        let reason = text("reason", ask.reason)?;
+        let assigned = self
+            .0
+            .assign_receipt(&acting, &ask.receipt_id, &owner, &reason);
+        let (receipt, intent, replayed) = assigned.await?;
+        let answer = pb::AssignReceiptResponse {
+            receipt: Some(convert::receipt(&receipt)),
+            intent: Some(convert::intent(&intent)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn refund_receipt(
+        &self,
+        request: Request<pb::RefundReceiptRequest>,
+    ) -> Result<Response<pb::RefundReceiptResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let acting = acting!("RefundReceipt", caller, ask);
+        let refund = NewRefund {
+            receipt_id: ask.receipt_id,
+            bank_account: ask.bank_account,
+            reason: text("reason", ask.reason)?,
+        };
+        let (receipt, payout, replayed) = self.0.refund_receipt(&acting, refund).await?;
+        let answer = pb::RefundReceiptResponse {
+            receipt: Some(convert::receipt(&receipt)),
+            payout: Some(convert::payout(&payout)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
     async fn reconcile(
         &self,
         request: Request<pb::ReconcileRequest>,
@@ -281,6 +343,33 @@ impl PaymentsService for Api {
         let report = self.0.latest_report().await?;
         Ok(Response::new(pb::GetLatestReportResponse {
             report: Some(convert::report(&report)),
+        }))
+    }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<pb::ListAuditRecordsRequest>,
+    ) -> Result<Response<pb::ListAuditRecordsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let filter_hash = page::filter_hash(&[&ask.actor, &ask.object_id]);
+        let page = page::parse(ask.pagination, filter_hash)?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &ask.actor,
+            object_id: &ask.object_id,
+        };
+        let rows = audit::list(self.0.db.read(), filter, before, page.rows_limit()).await;
+        let mut rows = rows.map_err(Fault::from)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.sequence,
+            id: String::new(),
+        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
+        Ok(Response::new(pb::ListAuditRecordsResponse {
+            records: rows.iter().map(listed).collect(),
+            pagination: Some(pagination),
         }))
     }
 }

@@ -26,7 +26,8 @@ fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
     })
 }
 
-/// Inserts an intent. Returns false if the user's key exists: a concurrent call was first.
+/// Inserts an intent, which is polled if it is pending. Returns false if the user's key exists: a
+/// concurrent call was first.
 pub async fn insert_in_tx(
     tx: &mut SqliteConnection,
     intent: &Intent,
@@ -36,7 +37,7 @@ pub async fn insert_in_tx(
         "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, \
          qr_payload, idempotency_key, correlation_id, next_poll_at_us, created_at_us, \
          expires_at_us, updated_at_us, polled) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, TRUE) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $5 = 'PENDING') \
          ON CONFLICT (user_id, idempotency_key) DO NOTHING",
     )
     .bind(&intent.payment_id)

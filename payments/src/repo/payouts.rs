@@ -14,6 +14,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
         bank_account: row.try_get("bank_account")?,
         refunds: row.try_get("refunds")?,
+        refunds_receipt: row.try_get("refunds_receipt")?,
         status: parse_name(row, "status")?,
         released_at_us: row.try_get("released_at_us")?,
         ordered_at_us: row.try_get("ordered_at_us")?,
@@ -47,8 +48,8 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Res
         "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, \
          released_at_us, ordered_at_us, stopped, bank_transfer_id, failure_code, failure_message, \
          attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds, \
-         idempotency_key) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
+         idempotency_key, refunds_receipt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, \
+         $13, $14, $15, $16, $17, $18, $19) \
          ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, \
          released_at_us = excluded.released_at_us, ordered_at_us = excluded.ordered_at_us, \
          stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
@@ -74,6 +75,7 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Res
     .bind(payout.updated_at_us)
     .bind(&payout.refunds)
     .bind(&payout.idempotency_key)
+    .bind(&payout.refunds_receipt)
     .execute(tx)
     .await?;
     Ok(())

@@ -2,10 +2,10 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, page_query};
+use super::{Filter, PageBound, page_query, parse_name};
 use rail::{Rub, RubError};
 
-use crate::receipt::Receipt;
+use crate::receipt::{Receipt, ReceiptStatus};
 
 /// Records a webhook. Returns false if the bank's event was accepted before (T25).
 pub async fn note_webhook_in_tx(
@@ -33,6 +33,7 @@ pub async fn note_webhook_in_tx(
 fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
     let reason: Option<String> = row.try_get("reason")?;
     let unmatched = reason.map(|reason| reason.parse()).transpose();
+    let status: ReceiptStatus = parse_name(row, "status")?;
     Ok(Receipt {
         receipt_id: row.try_get("receipt_id")?,
         bank_id: row.try_get("bank_id")?,
@@ -43,6 +44,9 @@ fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
             index: "reason".to_owned(),
             source: Box::new(error),
         })?,
+        assigned: row.try_get("assigned_payment_id")?,
+        refund: row.try_get("refund_payout_id")?,
+        is_refunded: status == ReceiptStatus::Refunded,
         created_at_us: row.try_get("created_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
     })
@@ -51,8 +55,9 @@ fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
 /// Finds the stored receipt that a report of a payment is about.
 ///
 /// With a transaction id: the receipt of the transaction, or else one of the payment without an id.
-/// Without: one of the payment. A receipt of the payment counts only if it is unmatched or has the
-/// same amount; a matched one has priority.
+/// Without: one of the payment. A receipt of the payment counts only if it has the same amount, is
+/// unmatched or was resolved by persons; a matched one has priority. So a correction without an id
+/// never counts money again that persons have assigned or refunded.
 pub async fn of_report_in_tx(
     tx: &mut SqliteConnection,
     bank_id: &str,
@@ -72,13 +77,13 @@ pub async fn of_report_in_tx(
                 return read(&row).map(Some);
             }
             "SELECT * FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1 \
-             AND bank_id = $2 AND (status = 'UNMATCHED' OR amount_minor = $3) \
-             AND transaction_id IS NULL ORDER BY status, created_at_us DESC LIMIT 1"
+             AND bank_id = $2 AND (status <> 'MATCHED' OR amount_minor = $3 \
+             OR assigned_payment_id IS NOT NULL) AND transaction_id IS NULL ORDER BY status, created_at_us DESC LIMIT 1"
         }
         None => {
             "SELECT * FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1 \
-             AND bank_id = $2 AND (status = 'UNMATCHED' OR amount_minor = $3) \
-             ORDER BY status, created_at_us DESC LIMIT 1"
+             AND bank_id = $2 AND (status <> 'MATCHED' OR amount_minor = $3 \
+             OR assigned_payment_id IS NOT NULL) ORDER BY status, created_at_us DESC LIMIT 1"
         }
     };
     let found = sqlx::query(by_payment)
@@ -94,10 +99,13 @@ pub async fn of_report_in_tx(
 pub async fn save_in_tx(tx: &mut SqliteConnection, receipt: &Receipt) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO receipts (receipt_id, bank_id, transaction_id, payment_id, amount_minor, status, \
-         reason, created_at_us, updated_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+         reason, created_at_us, updated_at_us, assigned_payment_id, refund_payout_id) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
          ON CONFLICT (receipt_id) DO UPDATE SET transaction_id = excluded.transaction_id, \
          payment_id = excluded.payment_id, amount_minor = excluded.amount_minor, \
          status = excluded.status, reason = excluded.reason, \
+         assigned_payment_id = excluded.assigned_payment_id, \
+         refund_payout_id = excluded.refund_payout_id, \
          updated_at_us = excluded.updated_at_us",
     )
     .bind(&receipt.receipt_id)
@@ -109,8 +117,43 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, receipt: &Receipt) -> sqlx::R
     .bind(receipt.unmatched.map(|reason| reason.as_str()))
     .bind(receipt.created_at_us)
     .bind(receipt.updated_at_us)
+    .bind(&receipt.assigned)
+    .bind(&receipt.refund)
     .execute(tx)
     .await?;
+    Ok(())
+}
+
+pub async fn get(db: impl SqliteExecutor<'_>, receipt_id: &str) -> sqlx::Result<Option<Receipt>> {
+    sqlx::query("SELECT * FROM receipts WHERE receipt_id = $1")
+        .bind(receipt_id)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+/// Ends the refund of a receipt. A failed one leaves the receipt open.
+pub async fn end_refund_in_tx(
+    tx: &mut SqliteConnection,
+    receipt_id: &str,
+    payout_id: &str,
+    is_executed: bool,
+    now_us: i64,
+) -> sqlx::Result<()> {
+    let sql = match is_executed {
+        true => {
+            "UPDATE receipts SET status = 'REFUNDED', updated_at_us = $3 \
+             WHERE receipt_id = $1 AND refund_payout_id = $2"
+        }
+        false => {
+            "UPDATE receipts SET refund_payout_id = NULL, updated_at_us = $3 \
+             WHERE receipt_id = $1 AND refund_payout_id = $2"
+        }
+    };
+    let query = sqlx::query(sql).bind(receipt_id).bind(payout_id);
+    query.bind(now_us).execute(tx).await?;
     Ok(())
 }
 
@@ -161,6 +204,7 @@ mod tests {
         include_str!("../../migrations/sqlite/0006_lists.sql"),
     ];
     const RECEIPTS: &str = include_str!("../../migrations/sqlite/0007_receipts.sql");
+    const RESOLVED: &str = include_str!("../../migrations/sqlite/0009_resolved_receipts.sql");
 
     // rows: R120
     #[tokio::test]
@@ -197,6 +241,7 @@ mod tests {
              '{"type":"payment","transactionId":"t-back"}', 4)"#;
         sqlx::raw_sql(webhook).execute(&mut db).await.unwrap();
         sqlx::raw_sql(RECEIPTS).execute(&mut db).await.unwrap();
+        sqlx::raw_sql(RESOLVED).execute(&mut db).await.unwrap();
 
         assert_eq!(
             unmatched_total(&mut db).await.unwrap(),

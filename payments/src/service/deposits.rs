@@ -243,9 +243,23 @@ impl Gateway {
             payment_id: payment_id.clone(),
             amount,
             unmatched: None,
+            assigned: None,
+            refund: None,
+            is_refunded: false,
             created_at_us: now_us,
             updated_at_us: now_us,
         });
+        let is_resolved = receipt.assigned.is_some() || receipt.refund.is_some();
+        if is_resolved && receipt.amount != amount {
+            tracing::error!(
+                receipt_id = receipt.receipt_id,
+                payment_id,
+                resolved = %receipt.amount,
+                reported = %amount,
+                severity = "critical",
+                "bank reported another amount for a receipt that persons have resolved; clarify with the bank"
+            );
+        }
         if matched == Match::Repeat && receipt.payment_id != *payment_id {
             tracing::warn!(
                 transaction_id,

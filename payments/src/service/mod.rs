@@ -2,18 +2,86 @@
 
 mod deposits;
 mod payouts;
+mod receipts;
 mod reconciliation;
 mod webhook;
 
+use events::calls::{self, Answered, CallKey};
 use rail::{RubError, client::BankClient, client::BankError, webhook::Verifier};
+use rpc::{Caller, Context, context::Once};
 use service_clients::{CallError, IdentityClient};
+use service_kit::audit::Act;
 use tokio::sync::{Mutex, Notify};
 
 use crate::{config::PaymentsConfig, tokens::Tokens};
 
 pub use deposits::NewIntent;
 pub use payouts::NewPayout;
+pub use receipts::{NewRefund, Owner};
 pub use webhook::{Claim, WebhookSubject};
+
+/// Name of this service in its audit records.
+pub const SERVICE: &str = "payments";
+
+/// The caller of a write that acts once per key (D50).
+pub struct Acting {
+    pub caller: Caller,
+    pub context: Context,
+    pub once: Once,
+}
+
+impl Acting {
+    fn key(&self) -> CallKey {
+        CallKey {
+            call: self.once.call,
+            subject: self.once.subject.clone(),
+            key: self.once.key.clone(),
+        }
+    }
+
+    /// The object of an earlier call with the key. Logs and counts other content.
+    async fn earlier(&self, db: &events::Sqlite) -> Result<Option<String>, Fault> {
+        self.object_of(calls::find(db.read(), &self.key()).await?)
+    }
+
+    /// The same in the transaction of a new call.
+    async fn earlier_in_tx(&self, tx: &mut events::Tx) -> Result<Option<String>, Fault> {
+        self.object_of(calls::find(&mut **tx, &self.key()).await?)
+    }
+
+    fn object_of(&self, stored: Option<Answered>) -> Result<Option<String>, Fault> {
+        let Some(stored) = stored else {
+            return Ok(None);
+        };
+        if stored.digest != self.once.digest {
+            rpc::context::note_difference(self.once.call, &self.once.key);
+        }
+        let damaged = |error: std::string::FromUtf8Error| sqlx::Error::Decode(Box::new(error));
+        let object_id = String::from_utf8(stored.answer).map_err(damaged)?;
+        Ok(Some(object_id))
+    }
+
+    /// Stores the object that answers repeats.
+    async fn answer_in_tx(&self, tx: &mut events::Tx, object_id: &str) -> Result<(), Fault> {
+        let answered = Answered {
+            digest: self.once.digest,
+            answer: object_id.as_bytes().to_vec(),
+        };
+        calls::store_in_tx(tx, &self.key(), &answered).await?;
+        Ok(())
+    }
+
+    /// What the caller did to an object, without states and reason.
+    fn act<'a>(&'a self, action: &'a str, object_id: &'a str) -> Act<'a> {
+        rpc::audit::act(&self.caller, &self.context, action, object_id)
+    }
+}
+
+/// Records what a caller did (D34).
+async fn record_in_tx(tx: &mut events::Tx, now_us: i64, act: Act<'_>) -> Result<(), Fault> {
+    events::audit::append_in_tx(tx, SERVICE, now_us, act, rpc::audit::event).await?;
+    Ok(())
+}
 
 /// Dependencies of the use cases.
 pub struct Gateway {
@@ -87,6 +155,12 @@ pub enum Fault {
     AmountMismatch,
     #[error("Payout not found")]
     PayoutNotFound,
+    #[error("Receipt not found")]
+    ReceiptNotFound,
+    #[error("Receipt is not open")]
+    ReceiptNotOpen,
+    #[error("Payment intent is paid")]
+    IntentPaid,
     #[error("Reconciliation report not found")]
     ReportNotFound,
     /// The reason of the limit check, verbatim.

@@ -2,14 +2,14 @@
 
 use service_clients::caused_by;
 
-use super::{Fault, Gateway};
+use super::{Acting, Fault, Gateway, record_in_tx};
 use rail::{
     Rub,
     client::{BankError, TransferOrderResult},
     messages::{Status, TransferReport},
 };
-use service_kit::{backoff::doubled_us, clock};
-use types::PaymentStatus;
+use service_kit::{audit::Act, backoff::doubled_us, clock};
+use types::{PaymentStatus, SYSTEM_USER};
 
 use crate::{
     api::publish::{self as emit, UserChange},
@@ -19,9 +19,11 @@ use crate::{
         refund_candidate,
     },
     reconcile::TokenState,
-    repo::{intents, payouts},
+    repo::{intents, payouts, receipts},
 };
 
+/// Payment purpose of the refund of an unmatched receipt; the payout id is appended.
+const REFUND_PURPOSE: &str = "Возврат ошибочного платежа";
 /// Failure code of a refusal whose error register is empty.
 const REFUSED: &str = "REFUSED_BY_BANK";
 /// The bank's code for a request id that it received before with another order.
@@ -94,6 +96,30 @@ fn log_refused_order(payout: &Payout, error: &BankError) {
     }
 }
 
+/// Ends the refund of a receipt with its payout. A failed one leaves the receipt open.
+async fn end_refund(tx: &mut events::Tx, payout: &Payout, now_us: i64) -> Result<(), Fault> {
+    let Some(receipt_id) = payout
+        .refunds_receipt
+        .as_ref()
+        .filter(|_| !payout.is_open())
+    else {
+        return Ok(());
+    };
+    let is_executed = payout.status == PaymentStatus::Success;
+    let payout_id = payout.payout_id.as_str();
+    receipts::end_refund_in_tx(tx, receipt_id, payout_id, is_executed, now_us).await?;
+    if !is_executed {
+        tracing::error!(
+            receipt_id,
+            payout_id,
+            failure_code = payout.failure_code,
+            severity = "critical",
+            "refund of a receipt failed: resolve the receipt again"
+        );
+    }
+    Ok(())
+}
+
 fn warn_on_mismatch(stored: &Payout, ask: &NewPayout) {
     let same = stored.payout_id == ask.payout_id
         && stored.user_id == ask.user_id
@@ -129,6 +155,7 @@ impl Gateway {
             amount: ask.amount,
             bank_account: ask.bank_account,
             refunds,
+            refunds_receipt: None,
             status: PaymentStatus::Pending,
             released_at_us: None,
             ordered_at_us: None,
@@ -215,16 +242,16 @@ impl Gateway {
     }
 
     /// Releases the money for a successful burn, or for the refund of a refused deposit. Returns an
-    /// ended or released payout unchanged.
+    /// ended or released payout unchanged, and `true`.
     pub async fn release_payout(
         &self,
         payout_id: &str,
         correlation_id: &str,
-    ) -> Result<Payout, Fault> {
+    ) -> Result<(Payout, bool), Fault> {
         let found = payouts::get(self.db.read(), payout_id).await?;
         let found = found.ok_or(Fault::PayoutNotFound)?;
         if !found.awaits_release() {
-            return Ok(found);
+            return Ok((found, true));
         }
         self.require_reason(&found, correlation_id).await?;
         let now_us = clock::now_us();
@@ -232,7 +259,7 @@ impl Gateway {
         let found = payouts::get(&mut *tx, payout_id).await?;
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
         if !payout.awaits_release() {
-            return Ok(payout);
+            return Ok((payout, true));
         }
         if let Some(payment_id) = &payout.refunds
             && payouts::is_refunded_by_another(&mut *tx, payment_id, payout_id).await?
@@ -245,7 +272,7 @@ impl Gateway {
         payouts::save_in_tx(&mut tx, &payout).await?;
         tx.commit().await?;
         self.payouts_due.notify_one();
-        Ok(payout)
+        Ok((payout, false))
     }
 
     /// Requires a successful burn, or a refundable deposit for a refund (T06, T24). Both are read
@@ -274,14 +301,29 @@ impl Gateway {
         }
     }
 
-    /// Cancels a payout that was not ordered at the bank.
-    pub async fn cancel_payout(&self, payout_id: &str, code: &str) -> Result<Payout, Fault> {
+    /// Cancels a payout that was not ordered at the bank. Returns the payout as it is now, and
+    /// `true` for a used key.
+    pub async fn cancel_payout(
+        &self,
+        acting: &Acting,
+        payout_id: &str,
+        code: &str,
+    ) -> Result<(Payout, bool), Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
+        let earlier = acting.earlier_in_tx(&mut tx).await?;
+        let payout_id = earlier.as_deref().unwrap_or(payout_id);
         let found = payouts::get(&mut *tx, payout_id).await?;
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
+        if earlier.is_some() {
+            return Ok((payout, true));
+        }
         match on_cancel(&payout, code) {
-            Cancel::AlreadyFinal => Ok(payout),
+            Cancel::AlreadyFinal => {
+                acting.answer_in_tx(&mut tx, payout_id).await?;
+                tx.commit().await?;
+                Ok((payout, false))
+            }
             Cancel::AlreadySent => Err(Fault::PayoutSent),
             Cancel::Fail { event } => {
                 payout.status = PaymentStatus::Failed;
@@ -289,13 +331,30 @@ impl Gateway {
                 payout.failure_message = "Cancelled before it was sent".into();
                 payout.updated_at_us = now_us;
                 payouts::save_in_tx(&mut tx, &payout).await?;
-                if event {
+                end_refund(&mut tx, &payout, now_us).await?;
+                if event && payout.refunds_receipt.is_none() {
                     let failed = emit::payout_failed(&payout, now_us);
                     events::outbox::append_in_tx(&mut tx, &[failed]).await?;
                 }
+                // A service cancels the payout of a failed redemption by itself.
+                if !acting.caller.acts_by_itself() {
+                    let act = Act {
+                        before: PaymentStatus::Pending.as_str(),
+                        after: PaymentStatus::Failed.as_str(),
+                        reason: code,
+                        ..acting.act("payout.cancelled", payout_id)
+                    };
+                    record_in_tx(&mut tx, now_us, act).await?;
+                }
+                acting.answer_in_tx(&mut tx, payout_id).await?;
                 tx.commit().await?;
-                tracing::info!(payout_id, code, "payout cancelled");
-                Ok(payout)
+                tracing::info!(
+                    payout_id,
+                    code,
+                    by = acting.caller.subject,
+                    "payout cancelled"
+                );
+                Ok((payout, false))
             }
         }
     }
@@ -311,12 +370,14 @@ impl Gateway {
         let found = payouts::get(&mut *tx, payout_id).await?;
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
         let outcome = on_transfer_report(&payout, report);
+        // No other service waits for the refund of a receipt.
+        let is_announced = payout.refunds_receipt.is_none();
         let event = match outcome {
             Outcome::Unchanged => return Ok(payout),
             Outcome::Accepted => None,
             Outcome::Confirmed => {
                 payout.status = PaymentStatus::Success;
-                Some(emit::payout_confirmed(&payout, now_us))
+                is_announced.then(|| emit::payout_confirmed(&payout, now_us))
             }
             Outcome::Failed => {
                 payout.status = PaymentStatus::Failed;
@@ -324,7 +385,7 @@ impl Gateway {
                     payout.failure_code.clone_from(code);
                     payout.failure_message.clone_from(message);
                 }
-                Some(emit::payout_failed(&payout, now_us))
+                is_announced.then(|| emit::payout_failed(&payout, now_us))
             }
         };
         let (TransferOutcome::Accepted { transfer_id }
@@ -338,11 +399,12 @@ impl Gateway {
         }
         payout.updated_at_us = now_us;
         let reach = |place: &str| {
-            if event.is_some() {
+            if outcome != Outcome::Accepted {
                 failpoint::reach(place);
             }
         };
         payouts::save_in_tx(&mut tx, &payout).await?;
+        end_refund(&mut tx, &payout, now_us).await?;
         reach(failpoint::RESULT_WRITTEN);
         if let Some(payment_id) = payout
             .refunds
@@ -391,7 +453,11 @@ impl Gateway {
             return Ok(());
         };
         failpoint::reach(failpoint::ORDER_BEGUN);
-        let purpose = format!("{} {}", self.config.payout_purpose, ordered.payout_id);
+        let purpose = match ordered.refunds_receipt {
+            Some(_) => REFUND_PURPOSE,
+            None => &self.config.payout_purpose,
+        };
+        let purpose = format!("{purpose} {}", ordered.payout_id);
         let answer = self.bank.initiate_transfer(
             &ordered.payout_id,
             &ordered.bank_account,
@@ -463,6 +529,10 @@ impl Gateway {
     /// Checks sanctions again before money leaves, not only at registration. Returns the reason of
     /// a hit.
     async fn screen(&self, payout: &Payout) -> Result<Option<String>, Fault> {
+        // The sender of money for an unknown payment is no user.
+        if payout.user_id == SYSTEM_USER {
+            return Ok(None);
+        }
         let context = caused_by(&payout.correlation_id);
         let screened = self
             .identity

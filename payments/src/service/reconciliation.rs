@@ -151,8 +151,8 @@ impl Gateway {
         }
         let mut settled_payouts = Vec::new();
         for (payout, token) in self.redemptions(correlation_id).await? {
-            // A refund burns nothing: until it is paid, its deposit is in suspense.
-            if payout.refunds.is_some() {
+            // A refund burns nothing: until it is paid, its deposit or receipt is in suspense.
+            if payout.is_refund() {
                 if !payout.is_open() {
                     settled_payouts.push(payout.payout_id);
                 }
@@ -198,9 +198,9 @@ impl Gateway {
     async fn redemptions(&self, correlation_id: &str) -> Result<Vec<(Payout, TokenSide)>, Fault> {
         let unsettled = stream::iter(payouts::unsettled(self.db.read()).await?);
         let asked = unsettled.map(|payout| async move {
-            let token = match payout.refunds {
-                Some(_) => TokenSide::MISSING,
-                None => {
+            let token = match payout.is_refund() {
+                true => TokenSide::MISSING,
+                false => {
                     let asked = self.tokens.redemption(&payout.payout_id, correlation_id);
                     asked.await?
                 }

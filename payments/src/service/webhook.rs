@@ -69,7 +69,7 @@ impl Gateway {
                     return Err(Fault::InvalidSignature);
                 }
                 let report = PaymentOutcome {
-                    payment_id,
+                    payment_id: receipt::valid_payment_id(payment_id),
                     status,
                     amount,
                     transaction_id: receipt::valid_transaction_id(transaction_id),

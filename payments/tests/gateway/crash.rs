@@ -5,12 +5,17 @@
 use std::{os::unix::process::ExitStatusExt, path::Path, sync::Arc};
 
 use payments::failpoint;
-use proto::{common::v1 as common, payments::v1 as wire, sandbox::v1::BankFault};
+use proto::{
+    common::v1 as common,
+    payments::v1::{self as wire, ReceiptStatus},
+    sandbox::v1::BankFault,
+};
 use sqlx::SqlitePool;
 use testkit::PATIENCE;
 
 use crate::world::{
-    ALICE, Folder, World, amount_of, in_time, transfer_notice, until, valid_account,
+    ALICE, Folder, World, amount_of, ctx, in_time, money_notice, transfer_notice, until,
+    valid_account,
 };
 
 const FOLDER: &str = "PAYMENTS_CRASH_FOLDER";
@@ -25,15 +30,22 @@ enum Flow {
     /// The bank refuses the transfer after it has accepted the order.
     RefusedPayout,
     Refund,
+    /// The refund of an unmatched receipt, which publishes no event.
+    ReceiptRefund,
 }
 
-const FLOWS: [Flow; 3] = [Flow::Payout, Flow::RefusedPayout, Flow::Refund];
+const FLOWS: [Flow; 4] = [
+    Flow::Payout,
+    Flow::RefusedPayout,
+    Flow::Refund,
+    Flow::ReceiptRefund,
+];
 
 impl Flow {
     fn result(self) -> common::PaymentStatus {
         match self {
             Flow::RefusedPayout => common::PaymentStatus::Failed,
-            Flow::Payout | Flow::Refund => common::PaymentStatus::Success,
+            Flow::Payout | Flow::Refund | Flow::ReceiptRefund => common::PaymentStatus::Success,
         }
     }
 }
@@ -64,6 +76,8 @@ async fn child_pays_and_is_killed() {
         world.initiate(&refund, "40.00", &account).await;
         world.try_release(&refund).await.unwrap();
         refund
+    } else if flow == Flow::ReceiptRefund {
+        refund_receipt(&world).await
     } else {
         world.initiate("po-1", "40.00", &account).await;
         world.release("po-1").await;
@@ -76,6 +90,21 @@ async fn child_pays_and_is_killed() {
     .await;
     world.set_fault(BankFault::None, &account).await;
     in_time("the kill at the failpoint", std::future::pending::<()>()).await;
+}
+
+/// Orders the refund of money for an unknown payment; returns the payout's id.
+async fn refund_receipt(world: &World) -> String {
+    let body = money_notice("unknown", "t-1", "40.00");
+    assert_eq!(world.post_webhook("w-1", &body).await.0, 404);
+    let receipts = world.receipts(ReceiptStatus::Unmatched).await;
+    let ask = wire::RefundReceiptRequest {
+        context: ctx(),
+        receipt_id: receipts[0].receipt_id.clone(),
+        bank_account: valid_account(),
+        reason: "sent by mistake".into(),
+    };
+    let ordered = world.approved().refund_receipt(ask).await.unwrap();
+    ordered.into_inner().payout.unwrap().payout_id
 }
 
 /// Runs a flow in a process of its own until the failpoint kills it.
@@ -142,17 +171,25 @@ async fn assert_ended_once(world: &World, flow: Flow, place: &str) {
     let events = world.events().await;
     let events = events.iter().filter(|event| event.key == payout_id);
     let events: Vec<&str> = events.map(|event| event.short_type()).collect();
-    let (event, balance) = match flow {
-        Flow::Payout => ("PayoutConfirmedEvent", "60.00"),
-        Flow::RefusedPayout => ("PayoutFailedEvent", "100.00"),
-        Flow::Refund => ("PayoutConfirmedEvent", "100.00"),
+    let (expected, balance): (&[&str], &str) = match flow {
+        Flow::Payout => (&["PayoutConfirmedEvent"], "60.00"),
+        Flow::RefusedPayout => (&["PayoutFailedEvent"], "100.00"),
+        Flow::Refund => (&["PayoutConfirmedEvent"], "100.00"),
+        Flow::ReceiptRefund => (&[], "60.00"),
     };
-    assert_eq!(events, [event], "{flow:?} {place}");
+    assert_eq!(events, expected, "{flow:?} {place}");
     assert_eq!(world.bank_balance().await, balance, "{flow:?} {place}");
     if let Some(deposit) = payout_id.strip_prefix("refund-") {
         let refunded = common::PaymentStatus::Refunded;
         let deposit = world.intent(deposit).await;
         assert_eq!(deposit.status(), refunded, "{place}");
+    }
+    if flow == Flow::ReceiptRefund {
+        let refunded = world.receipts(ReceiptStatus::Refunded).await;
+        assert_eq!(refunded.len(), 1, "{place}");
+        assert_eq!(refunded[0].refund_payout_id, payout_id, "{place}");
+        let report = world.reconcile().await;
+        assert_eq!(amount_of(report.suspense.as_ref()), "0.00", "{place}");
     }
 }
 
@@ -196,4 +233,10 @@ async fn r248_a_refused_payout_of_a_killed_process_fails_and_is_reported_once() 
 #[tokio::test(flavor = "multi_thread")]
 async fn r248_a_refund_of_a_killed_process_is_paid_and_reported_once() {
     assert_survives_every_crash(Flow::Refund).await;
+}
+
+// rows: R087 R120 R248
+#[tokio::test(flavor = "multi_thread")]
+async fn d51_a_refund_of_a_receipt_of_a_killed_process_is_paid_once() {
+    assert_survives_every_crash(Flow::ReceiptRefund).await;
 }

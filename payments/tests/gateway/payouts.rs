@@ -944,7 +944,8 @@ async fn t48_payouts_of_a_blocked_or_sanctioned_user_wait() {
         .await
         .unwrap();
     world.until_stopped("po-1", "Sanctions list hit").await;
-    world.identity().update_user(listed(false)).await.unwrap();
+    let mut approved = world.approved_identity();
+    approved.update_user(listed(false)).await.unwrap();
     world.until_payout("po-1", SUCCESS).await;
     assert_eq!(world.transfers().await.len(), 2);
     world.stop().await;

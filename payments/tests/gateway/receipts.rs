@@ -3,9 +3,12 @@
 use proto::common::v1 as common;
 use proto::payments::v1::{self as wire, ReceiptStatus, UnmatchedReason};
 use proto::sandbox::v1::BankFault;
-use tonic::Code;
+use testkit::messages::{APPROVED_SUBJECT, approved};
+use tonic::{Code, Response, Status};
 
-use crate::world::{World, amount_of, money_notice, payment_notice};
+use crate::world::{
+    ALICE, World, amount_of, ctx_with, money_notice, payment_notice, valid_account,
+};
 
 const SUCCESS: common::PaymentStatus = common::PaymentStatus::Success;
 
@@ -316,5 +319,300 @@ async fn d51_receipts_are_listed_for_staff_by_status_and_page() {
         .list_receipts(wire::ListReceiptsRequest::default())
         .await;
     assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+fn assign(key: &str, receipt_id: &str, payment_id: &str, user: &str) -> wire::AssignReceiptRequest {
+    wire::AssignReceiptRequest {
+        context: ctx_with(key),
+        receipt_id: receipt_id.into(),
+        payment_id: payment_id.into(),
+        user_id: user.into(),
+        reason: "letter 7".into(),
+    }
+}
+
+fn refund(key: &str, receipt_id: &str, account: &str) -> wire::RefundReceiptRequest {
+    wire::RefundReceiptRequest {
+        context: ctx_with(key),
+        receipt_id: receipt_id.into(),
+        bank_account: account.into(),
+        reason: "sent by mistake".into(),
+    }
+}
+
+fn is_repeat<T>(answer: &Response<T>) -> bool {
+    answer.metadata().contains_key("idempotent-replayed")
+}
+
+fn refused<T: std::fmt::Debug>(answer: Result<T, Status>) -> String {
+    rpc::status::reason(&answer.unwrap_err()).unwrap_or_default()
+}
+
+async fn suspense(world: &World) -> String {
+    amount_of(world.reconcile().await.suspense.as_ref())
+}
+
+/// The only unmatched receipt.
+async fn open_receipt(world: &World) -> wire::Receipt {
+    let mut receipts = world.receipts(ReceiptStatus::Unmatched).await;
+    assert_eq!(receipts.len(), 1, "{receipts:?}");
+    receipts.remove(0)
+}
+
+// rows: R120 R333
+#[tokio::test]
+async fn d51_two_persons_assign_a_receipt_to_a_user_once() {
+    let world = World::start().await;
+    let intent = world.qr("10.00").await;
+    let id = intent.payment_id.as_str();
+    let short = money_notice(id, "t-1", "9.00");
+    assert_eq!(world.post_webhook("w1", &short).await.0, 409);
+    let receipt = open_receipt(&world).await.receipt_id;
+    let ask = assign("k1", &receipt, "", ALICE);
+    for alone in ["sandbox.treasury", "sandbox.operator.anna"] {
+        let alone = world.payments_as(alone).assign_receipt(ask.clone()).await;
+        assert_eq!(refused(alone), "APPROVAL_REQUIRED");
+    }
+    let unknown = assign("k2", &receipt, "", "ghost");
+    let unknown = world.approved().assign_receipt(unknown).await;
+    assert_eq!(refused(unknown), "USER_NOT_FOUND");
+    let mut desk = world.approved();
+    let first = desk.assign_receipt(approved(ask.clone())).await.unwrap();
+    let again = desk.assign_receipt(approved(ask)).await.unwrap();
+    assert!(is_repeat(&again) && !is_repeat(&first));
+    let answer = first.into_inner();
+    assert_eq!(again.into_inner(), answer);
+    let (paid, resolved) = (answer.intent.unwrap(), answer.receipt.unwrap());
+    assert_eq!(resolved.status(), ReceiptStatus::Matched);
+    assert_eq!(resolved.assigned_payment_id, paid.payment_id);
+    assert_eq!(resolved.payment_id, id);
+    assert_eq!(
+        (paid.user_id.as_str(), paid.status),
+        (ALICE, SUCCESS as i32)
+    );
+    assert_eq!(amount_of(paid.amount.as_ref()), "9.00");
+    assert_eq!(deposits(&world, &paid.payment_id).await, 1);
+    assert_eq!(world.intent(&paid.payment_id).await, paid);
+    // The bank repeats its reports, also without the transaction: the money counts once.
+    for (webhook, notice) in [("w2", short), ("w3", payment_notice(id, "SUCCESS", "9.00"))] {
+        assert_eq!(world.post_webhook(webhook, &notice).await.0, 409);
+    }
+    assert_eq!(unmatched(&world).await, []);
+    assert_eq!(suspense(&world).await, "0.00");
+    // Nor is it assigned or refunded again.
+    for key in ["k3", "k4"] {
+        let twice = desk.assign_receipt(assign(key, &receipt, "", ALICE)).await;
+        assert_eq!(refused(twice), "RECEIPT_NOT_OPEN");
+        let back = refund(&format!("{key}-back"), &receipt, &valid_account());
+        assert_eq!(refused(desk.refund_receipt(back).await), "RECEIPT_NOT_OPEN");
+    }
+    let records = world.audit_records(APPROVED_SUBJECT, &receipt).await;
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert_eq!(records[0].action, "receipt.assigned");
+    assert_eq!(records[0].reason, "letter 7");
+    let states = (records[0].before.as_str(), records[0].after.as_str());
+    let after = format!("MATCHED, assigned to payment {}", paid.payment_id);
+    assert_eq!(states, ("UNMATCHED", after.as_str()));
+    // A repeat needs no other service.
+    world.cut_identity();
+    let late = approved(assign("k1", &receipt, "", ALICE));
+    assert!(is_repeat(&desk.assign_receipt(late).await.unwrap()));
+    world.stop().await;
+}
+
+// rows: R120
+#[tokio::test]
+async fn d51_a_receipt_of_an_unknown_payment_is_assigned_to_an_unpaid_intent_of_its_amount() {
+    let world = World::start().await;
+    let (paid, open, dear) = (
+        world.qr("10.00").await,
+        world.qr("10.00").await,
+        world.qr("11.00").await,
+    );
+    let body = money_notice(&paid.payment_id, "t-0", "10.00");
+    assert_eq!(world.post_webhook("w0", &body).await.0, 200);
+    let body = money_notice("unknown", "t-1", "10.00");
+    assert_eq!(world.post_webhook("w1", &body).await.0, 404);
+    let receipt = open_receipt(&world).await.receipt_id;
+    let mut desk = world.approved();
+    for (key, payment_id, reason) in [
+        ("k1", paid.payment_id.as_str(), "PAYMENT_INTENT_PAID"),
+        ("k2", dear.payment_id.as_str(), "AMOUNT_MISMATCH"),
+        ("k3", "nope", "PAYMENT_INTENT_NOT_FOUND"),
+    ] {
+        let wrong = desk.assign_receipt(assign(key, &receipt, payment_id, ""));
+        assert_eq!(refused(wrong.await), reason);
+    }
+    for (payment_id, user_id) in [("", ""), (open.payment_id.as_str(), ALICE)] {
+        let wrong = desk.assign_receipt(assign("k4", &receipt, payment_id, user_id));
+        assert_eq!(refused(wrong.await), "INVALID_ARGUMENT");
+    }
+    let missing = desk.assign_receipt(assign("k5", "nope", &open.payment_id, ""));
+    assert_eq!(refused(missing.await), "RECEIPT_NOT_FOUND");
+    let assigned = desk.assign_receipt(assign("k6", &receipt, &open.payment_id, ""));
+    let intent = assigned.await.unwrap().into_inner().intent.unwrap();
+    assert_eq!(
+        (&intent.payment_id, intent.status),
+        (&open.payment_id, SUCCESS as i32)
+    );
+    assert_eq!(deposits(&world, &open.payment_id).await, 1);
+    // The intent's own payment comes later: it is a second one.
+    let body = money_notice(&open.payment_id, "t-2", "10.00");
+    assert_eq!(world.post_webhook("w2", &body).await.0, 200);
+    assert_eq!(deposits(&world, &open.payment_id).await, 1);
+    assert_eq!(unmatched(&world).await[0].3, UnmatchedReason::SecondPayment);
+    world.stop().await;
+}
+
+// rows: R120 R135
+#[tokio::test]
+async fn d51_two_persons_refund_a_second_payment_and_it_stays_in_suspense_until_then() {
+    let world = World::start().await;
+    let intent = world.fund("10.00").await;
+    let id = intent.payment_id.as_str();
+    // The payer's second payment is at the bank.
+    world.fund("10.00").await;
+    let body = money_notice(id, "t-2", "10.00");
+    assert_eq!(world.post_webhook("w2", &body).await.0, 200);
+    let receipt = open_receipt(&world).await.receipt_id;
+    let account = valid_account();
+    let ask = refund("k1", &receipt, &account);
+    let alone = world.payments().refund_receipt(ask.clone()).await;
+    assert_eq!(refused(alone), "APPROVAL_REQUIRED");
+    let wrong = refund("k0", &receipt, "4081781");
+    assert_eq!(
+        refused(world.approved().refund_receipt(wrong).await),
+        "INVALID_ARGUMENT"
+    );
+    world.set_fault(BankFault::HoldTransfer, "").await;
+    let mut desk = world.approved();
+    let first = desk.refund_receipt(approved(ask.clone())).await.unwrap();
+    let again = desk.refund_receipt(approved(ask)).await.unwrap();
+    // Other content under the key gets the stored answer.
+    let other = approved(refund("k1", &receipt, "4081781"));
+    let other = desk.refund_receipt(other).await.unwrap();
+    assert!(is_repeat(&again) && is_repeat(&other) && !is_repeat(&first));
+    let answer = first.into_inner();
+    let stored = other.into_inner().receipt.unwrap();
+    let (waiting, payout) = (answer.receipt.unwrap(), answer.payout.unwrap());
+    assert_eq!(waiting.status(), ReceiptStatus::Unmatched);
+    assert_eq!(waiting.refund_payout_id, payout.payout_id);
+    assert_eq!(stored, waiting);
+    assert_eq!((payout.user_id.as_str(), payout.released), (ALICE, true));
+    assert_eq!(payout.refunds_receipt_id, receipt);
+    assert_eq!(suspense(&world).await, "10.00");
+    // No correction of the bank and no person touches it now.
+    assert_eq!(world.post_webhook("w3", &body).await.0, 200);
+    let twice = desk.assign_receipt(assign("k2", &receipt, "", ALICE)).await;
+    assert_eq!(refused(twice), "RECEIPT_NOT_OPEN");
+
+    world.set_fault(BankFault::None, "").await;
+    world.until_payout(&payout.payout_id, SUCCESS).await;
+    let refunded = world.receipts(ReceiptStatus::Refunded).await;
+    assert_eq!(refunded.len(), 1, "{refunded:?}");
+    assert_eq!(refunded[0].receipt_id, receipt);
+    assert_eq!(suspense(&world).await, "0.00");
+    let transfers = world.transfers().await;
+    assert_eq!(transfers.len(), 1);
+    assert_eq!(transfers[0].recipient_account, account);
+    assert!(transfers[0].purpose.starts_with("Возврат"), "{transfers:?}");
+    // No event: no tokens wait for this payout.
+    let events = world.events_of("PayoutConfirmedEvent", &payout.payout_id);
+    let events: Vec<wire::PayoutConfirmedEvent> = events.await;
+    assert!(events.is_empty());
+    world.stop().await;
+}
+
+// rows: R120 R135
+#[tokio::test]
+async fn d51_a_failed_or_cancelled_refund_leaves_the_receipt_open() {
+    let world = World::start().await;
+    world.fund("50.00").await;
+    let body = money_notice("unknown", "t-1", "10.00");
+    assert_eq!(world.post_webhook("w1", &body).await.0, 404);
+    let receipt = open_receipt(&world).await.receipt_id;
+    let mut desk = world.approved();
+    let account = valid_account();
+    world.set_fault(BankFault::RefuseTransfer, "").await;
+    let failing = desk.refund_receipt(refund("k1", &receipt, &account)).await;
+    let failing = failing.unwrap().into_inner().payout.unwrap();
+    assert_eq!(failing.user_id, "system");
+    world
+        .until_payout(&failing.payout_id, common::PaymentStatus::Failed)
+        .await;
+    let open = open_receipt(&world).await;
+    assert_eq!(open.refund_payout_id, "");
+    // A late repeat orders nothing.
+    let repeat = desk.refund_receipt(refund("k1", &receipt, &account)).await;
+    assert!(is_repeat(&repeat.unwrap()));
+    assert_eq!(open_receipt(&world).await.refund_payout_id, "");
+
+    world.set_fault(BankFault::None, "").await;
+    let second = desk.refund_receipt(refund("k2", &receipt, &account)).await;
+    let second = second.unwrap().into_inner().payout.unwrap();
+    world.until_payout(&second.payout_id, SUCCESS).await;
+    assert_eq!(world.receipts(ReceiptStatus::Refunded).await.len(), 1);
+    let records = world.audit_records("", &receipt).await;
+    assert_eq!(records.len(), 2, "{records:?}");
+    assert!(records[0].after.ends_with(&format!(" to {account}")));
+    world.stop().await;
+}
+
+// rows: R321 R333
+#[tokio::test]
+async fn d34_a_cancelled_payout_is_recorded_with_both_persons_and_one_of_a_service_is_not() {
+    let world = World::start().await;
+    world.fund("50.00").await;
+    for payout_id in ["po-1", "po-2"] {
+        world.initiate(payout_id, "10.00", &valid_account()).await;
+    }
+    let cancel = |key: &str, payout_id: &str| wire::CancelPayoutRequest {
+        context: ctx_with(key),
+        payout_id: payout_id.into(),
+        failure_code: "OPERATOR".into(),
+    };
+    let by_service = world.services().cancel_payout(cancel("k1", "po-1")).await;
+    by_service.unwrap();
+    let mut desk = world.approved();
+    let first = desk.cancel_payout(approved(cancel("k2", "po-2"))).await;
+    // Other content under the key gets the stored answer.
+    let again = desk.cancel_payout(approved(cancel("k2", "po-1"))).await;
+    let (first, again) = (first.unwrap(), again.unwrap());
+    assert!(is_repeat(&again) && !is_repeat(&first));
+    assert_eq!(again.into_inner(), first.into_inner());
+    let records = world.audit_records("", "").await;
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert_eq!(records[0].actor, APPROVED_SUBJECT);
+    assert_eq!(
+        (records[0].object_id.as_str(), records[0].reason.as_str()),
+        ("po-2", "OPERATOR")
+    );
+    let folder = world.stop().await;
+    let config = payments::PaymentsConfig {
+        data_dir: folder.path().join("payments"),
+        ..Default::default()
+    };
+    let verified = payments::verify_audit(&config).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (1, None));
+    assert_eq!(verified.head, records[0].hash);
+}
+
+// rows: R116
+#[tokio::test]
+async fn d49_an_invalid_payment_id_of_the_bank_is_replaced_and_its_money_recorded() {
+    let world = World::start().await;
+    let long = "x".repeat(5_000);
+    for (webhook, id) in [("w1", long.as_str()), ("w2", " "), ("w3", long.as_str())] {
+        let body = money_notice(id, webhook, "1.00");
+        assert_eq!(world.post_webhook(webhook, &body).await.0, 404, "{webhook}");
+    }
+    let receipts = world.receipts(ReceiptStatus::Unmatched).await;
+    assert_eq!(receipts.len(), 3);
+    for receipt in &receipts {
+        assert!(receipt.payment_id.starts_with("invalid-") && receipt.payment_id.len() < 60);
+    }
+    assert_eq!(receipts[0].payment_id, receipts[2].payment_id);
+    assert_ne!(receipts[0].payment_id, receipts[1].payment_id);
     world.stop().await;
 }

@@ -17,6 +17,7 @@ use events::{Embedded, Event, Log};
 use payments::{AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle};
 use prost::Message;
 use proto::{
+    audit::v1::AuditRecord,
     cfa::v1::{
         CfaOperation, GetSupplyRequest, GetSupplyResponse, ListOperationsRequest,
         ListOperationsResponse,
@@ -288,6 +289,21 @@ impl World {
 
     pub fn payments_as(&self, credential: &str) -> PaymentsServiceClient<Channel> {
         PaymentsServiceClient::new(Channel::local(&self.slots[0], credential))
+    }
+
+    /// A client as the approvals service, which makes the calls that take two persons.
+    pub fn approved(&self) -> PaymentsServiceClient<Channel> {
+        self.payments_as(testkit::APPROVED)
+    }
+
+    pub async fn audit_records(&self, actor: &str, object_id: &str) -> Vec<AuditRecord> {
+        let ask = wire::ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        let listed = self.payments().list_audit_records(ask).await.unwrap();
+        listed.into_inner().records
     }
 
     pub fn identity(&self) -> IdentityServiceClient<Channel> {

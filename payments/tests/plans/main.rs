@@ -95,6 +95,42 @@ async fn refund(world: &World) {
     world.until_status(id, PaymentStatus::Refunded).await;
 }
 
+async fn resolutions(world: &World) {
+    let mut desk = world.approved();
+    let notices = [("u1", "unknown"), ("u2", "unknown too")];
+    for (webhook, payment_id) in notices {
+        let body = money_notice(payment_id, webhook, "1.00");
+        assert_eq!(world.post_webhook(webhook, &body).await.0, 404);
+    }
+    let open = world.receipts(wire::ReceiptStatus::Unmatched).await;
+    let assign = wire::AssignReceiptRequest {
+        context: ctx(),
+        receipt_id: open[0].receipt_id.clone(),
+        user_id: ALICE.into(),
+        reason: "letter".into(),
+        ..Default::default()
+    };
+    let refund = wire::RefundReceiptRequest {
+        context: ctx(),
+        receipt_id: open[1].receipt_id.clone(),
+        bank_account: valid_account(),
+        reason: "letter".into(),
+    };
+    for _ in 0..2 {
+        desk.assign_receipt(assign.clone()).await.unwrap();
+        desk.refund_receipt(refund.clone()).await.unwrap();
+    }
+    let refunded = desk.refund_receipt(refund).await.unwrap().into_inner();
+    let payout_id = refunded.payout.unwrap().payout_id;
+    world.until_payout(&payout_id, PaymentStatus::Success).await;
+    let receipt_id = open[0].receipt_id.as_str();
+    let actor = "approvals";
+    for (actor, object_id) in [("", ""), (actor, ""), ("", receipt_id), (actor, receipt_id)] {
+        let records = world.audit_records(actor, object_id).await;
+        assert!(!records.is_empty(), "{actor} {object_id}");
+    }
+}
+
 async fn lists(world: &World) {
     for user_id in ["", ALICE] {
         for status in [PaymentStatus::Unspecified, PaymentStatus::Success] {
@@ -146,6 +182,7 @@ async fn no_statement_scans_a_table() {
     deposits(&world).await;
     payouts(&world).await;
     refund(&world).await;
+    resolutions(&world).await;
     lists(&world).await;
     reconciliations(&world).await;
     let folder = world.stop().await;
@@ -173,6 +210,15 @@ async fn no_statement_scans_a_table() {
         "FROM receipts WHERE bank_id = $1 AND transaction_id = $2",
         "FROM receipts INDEXED BY receipts_by_payment WHERE payment_id = $1",
         "AND transaction_id IS NULL ORDER BY status, created_at_us DESC",
+        "FROM receipts WHERE receipt_id =",
+        "UPDATE receipts SET status = 'REFUNDED'",
+        "FROM audit_records WHERE sequence =",
+        "FROM audit_records WHERE sequence <",
+        "AND object_id =",
+        "AND actor =",
+        "INSERT INTO audit_records",
+        "FROM calls WHERE call =",
+        "DELETE FROM calls WHERE rowid IN",
         "FROM receipts INDEXED BY receipts_unmatched",
         "FROM receipts INDEXED BY receipts_by_status",
         "FROM receipts INDEXED BY receipts_by_time",

@@ -22,6 +22,7 @@ use proto::{
     sandbox::v1::{
         BankTransfer, GetBankBalanceRequest, GetBankBalanceResponse, ListTransfersRequest,
         ListTransfersResponse, PayRequest, PayResponse, SetFaultRequest, SetFaultResponse,
+        SignDocumentRequest, SignDocumentResponse,
         sandbox_bank_service_server::{SandboxBankService, SandboxBankServiceServer},
     },
 };
@@ -204,6 +205,13 @@ impl SandboxBankService for Bank {
             transfers: vec![transfer],
             ..Default::default()
         }))
+    }
+
+    async fn sign_document(
+        &self,
+        _: Request<SignDocumentRequest>,
+    ) -> Result<Response<SignDocumentResponse>, Status> {
+        Err(rpc::status::unavailable("Bank", 1_000))
     }
 }
 

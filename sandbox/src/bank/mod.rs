@@ -10,8 +10,10 @@
 //! | `http` | the bank's contract; verifies the gateway's signatures (R021) |
 //! | `workers` | clearing, and signed webhooks with retries |
 //! | `api` | `SandboxBankService`: simulates payers, injects faults, reads the state |
+//! | `ca` | the certificate authority: banks issue their clients' certificates |
 
 mod api;
+mod ca;
 mod http;
 mod operations;
 mod repo;
@@ -24,6 +26,7 @@ use std::{
     sync::Arc,
 };
 
+pub use ca::{Ca, CaError};
 use proto::sandbox::v1::sandbox_bank_service_server::SandboxBankServiceServer;
 use rail::{account, keys, purpose_code::Requisites};
 use serde::{Deserialize, Serialize};
@@ -38,7 +41,7 @@ use tracing::Instrument;
 pub struct BankConfig {
     /// Folder of `bank.db`.
     pub data_dir: PathBuf,
-    /// Folder of the keys shared with the gateway.
+    /// Folder of the keys shared with the gateway, and of the certificate authority.
     pub keys_dir: PathBuf,
     /// Listening address; port 0 selects a free port.
     pub listen: SocketAddr,
@@ -85,6 +88,8 @@ pub enum Error {
     Sql(#[from] sqlx::Error),
     #[error("bank keys: {0}")]
     Keys(#[from] keys::KeysError),
+    #[error("bank: {0}")]
+    Ca(#[from] CaError),
     #[error("bank cannot listen on {address}: {source}")]
     Listen {
         address: SocketAddr,
@@ -100,6 +105,7 @@ const CONNECTIONS: usize = 64;
 /// The running bank.
 pub struct BankHandle {
     bank: Arc<operations::Bank>,
+    ca: Arc<Ca>,
     address: SocketAddr,
     tasks: JoinSet<()>,
 }
@@ -132,6 +138,7 @@ pub fn start_within(
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
     Box::pin(async move {
         let (gateway_key, secrets) = keys::load_bank_keys(&config.keys_dir)?;
+        let ca = Arc::new(Ca::open(&config.keys_dir)?);
         let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
         let listen_error = |source| Error::Listen {
             address: config.listen,
@@ -168,6 +175,7 @@ pub fn start_within(
         );
         Ok(BankHandle {
             bank,
+            ca,
             address,
             tasks,
         })
@@ -182,7 +190,10 @@ impl BankHandle {
 
     /// `SandboxBankService`. The bank's own contract is served only on [`BankHandle::address`].
     pub fn service(&self) -> rpc::Service {
-        let server = SandboxBankServiceServer::new(api::Api(self.bank.clone()));
+        let server = SandboxBankServiceServer::new(api::Api {
+            bank: self.bank.clone(),
+            ca: self.ca.clone(),
+        });
         rpc::Service {
             name: "sandbox",
             routes: Routes::new(rpc::grpc_server!(server)),

@@ -358,59 +358,70 @@ impl Bank {
         found.ok_or(Refusal::NotFound)
     }
 
-    /// Executes or refuses accepted transfers, except those held by a fault.
+    /// Executes or refuses accepted transfers, except those held by a fault. A transfer that cannot
+    /// be cleared does not stop the others; returns the first error.
     pub async fn clear_transfers(&self) -> Result<(), Refusal> {
+        let mut cleared = Ok(());
         for open in repo::open_transfers(self.db.read()).await? {
-            let account = open.recipient_account.as_str();
-            if repo::has_fault(self.db.read(), Fault::HoldTransfer, account).await? {
-                continue;
+            let transfer_id = open.transfer_id.clone();
+            if let Err(error) = self.clear(open).await {
+                tracing::error!(transfer_id, %error, "transfer cannot be cleared; retrying later");
+                cleared = cleared.and(Err(error));
             }
-            let refuse = repo::has_fault(self.db.read(), Fault::RefuseTransfer, account).await?;
-            let mut tx = self.db.write().await?;
-            let mut transfer = open.clone();
-            if refuse {
-                transfer.status = PaymentStatus::Failed;
-                transfer.error_code = "RECIPIENT_ACCOUNT_CLOSED".into();
-                transfer.error_message = "Recipient's bank returned the transfer".into();
-            } else {
-                transfer.status = PaymentStatus::Success;
-                let debit = Rub::from_kopecks(-transfer.amount.kopecks());
-                repo::move_money_in_tx(&mut tx, &self.config.account_number, debit).await?;
-            }
-            repo::save_transfer_in_tx(&mut tx, &transfer).await?;
-            let now_us = clock::now_us();
-            let notice = Notice::Transfer {
-                report: transfer.report(),
-                occurred_at: time_text(now_us),
-            };
-            let webhook_id = format!("transfer-{}", transfer.transfer_id);
-            queue(&mut tx, &webhook_id, &notice, now_us).await?;
-            tx.commit().await?;
-            self.webhooks_due.notify_one();
         }
+        cleared
+    }
+
+    async fn clear(&self, mut transfer: Transfer) -> Result<(), Refusal> {
+        let account = transfer.recipient_account.as_str();
+        if repo::has_fault(self.db.read(), Fault::HoldTransfer, account).await? {
+            return Ok(());
+        }
+        let refuse = repo::has_fault(self.db.read(), Fault::RefuseTransfer, account).await?;
+        let mut tx = self.db.write().await?;
+        if refuse {
+            transfer.status = PaymentStatus::Failed;
+            transfer.error_code = "RECIPIENT_ACCOUNT_CLOSED".into();
+            transfer.error_message = "Recipient's bank returned the transfer".into();
+        } else {
+            transfer.status = PaymentStatus::Success;
+            let debit = Rub::from_kopecks(-transfer.amount.kopecks());
+            repo::move_money_in_tx(&mut tx, &self.config.account_number, debit).await?;
+        }
+        repo::save_transfer_in_tx(&mut tx, &transfer).await?;
+        let now_us = clock::now_us();
+        let notice = Notice::Transfer {
+            report: transfer.report(),
+            occurred_at: time_text(now_us),
+        };
+        let webhook_id = format!("transfer-{}", transfer.transfer_id);
+        queue(&mut tx, &webhook_id, &notice, now_us).await?;
+        tx.commit().await?;
+        self.webhooks_due.notify_one();
         Ok(())
     }
 
-    /// Pays a code as the payer would; idempotent by key.
-    pub async fn pay(
+    /// Pays a code as the payer would. A code has one outcome: one that has failed or expired is
+    /// not paid any more.
+    pub async fn pay_in_tx(
         &self,
+        tx: &mut events::Tx,
         text: &str,
         amount: Option<Rub>,
         outcome: PaymentStatus,
-        key: &str,
     ) -> Result<(String, PaymentStatus), Refusal> {
         let payload = payload_of(text)?;
         let reports_wrong_amount =
             repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
-        let mut tx = self.db.write().await?;
-        if let Some(paid) = repo::pay_of(&mut *tx, key).await? {
-            return Ok(paid);
-        }
-        let found = repo::code_by_payload(&mut *tx, &payload).await?;
+        let found = repo::code_by_payload(&mut **tx, &payload).await?;
         let mut code = found.ok_or(Refusal::NotFound)?;
         let now_us = clock::now_us();
-        if code.status == PaymentStatus::Success {
-            return Err(bad_request("ALREADY_PAID", "Payment code is already paid"));
+        match code.status {
+            PaymentStatus::Pending => {}
+            PaymentStatus::Success => {
+                return Err(bad_request("ALREADY_PAID", "Payment code is already paid"));
+            }
+            _ => return Err(bad_request("CODE_ENDED", "Payment code has ended")),
         }
         if now_us >= code.expires_at_us {
             return Err(bad_request("EXPIRED", "Payment code has expired"));
@@ -421,10 +432,17 @@ impl Bank {
         code.paid = Some(paid);
         code.transaction_id = Some(transaction_id.clone());
         if outcome == PaymentStatus::Success {
-            repo::move_money_in_tx(&mut tx, &self.config.account_number, paid).await?;
+            let account_number = &self.config.account_number;
+            let balance = repo::balance(&mut **tx, account_number).await?;
+            if balance.plus(paid).is_err() {
+                return Err(bad_request(
+                    "AMOUNT_TOO_LARGE",
+                    "Balance would be too large",
+                ));
+            }
+            repo::move_money_in_tx(tx, account_number, paid).await?;
         }
-        repo::save_code_in_tx(&mut tx, &code).await?;
-        repo::note_pay_in_tx(&mut tx, key, &transaction_id, outcome).await?;
+        repo::save_code_in_tx(tx, &code).await?;
         if outcome != PaymentStatus::Pending {
             let kopeck = Rub::from_kopecks(i64::from(reports_wrong_amount));
             let notice = Notice::Payment {
@@ -434,26 +452,25 @@ impl Bank {
                 transaction_id: Some(transaction_id.clone()),
                 occurred_at: time_text(now_us),
             };
-            queue(
-                &mut tx,
-                &format!("payment-{transaction_id}"),
-                &notice,
-                now_us,
-            )
-            .await?;
+            queue(tx, &format!("payment-{transaction_id}"), &notice, now_us).await?;
         }
-        tx.commit().await?;
-        self.webhooks_due.notify_one();
         Ok((transaction_id, outcome))
     }
 
-    pub async fn set_fault(&self, account: &str, fault: Option<Fault>) -> Result<(), Refusal> {
-        let mut tx = self.db.write().await?;
-        repo::set_fault_in_tx(&mut tx, account, fault).await?;
-        tx.commit().await?;
+    pub async fn set_fault_in_tx(
+        &self,
+        tx: &mut events::Tx,
+        account: &str,
+        fault: Option<Fault>,
+    ) -> Result<(), Refusal> {
+        repo::set_fault_in_tx(tx, account, fault).await?;
+        Ok(())
+    }
+
+    /// Wakes the workers after a commit.
+    pub fn wake(&self) {
         self.transfers_due.notify_one();
         self.webhooks_due.notify_one();
-        Ok(())
     }
 }
 

@@ -3,12 +3,11 @@
 use rail::Rub;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 use std::str::FromStr;
-use types::PaymentStatus;
 
 use super::operations::{Code, Fault, Transfer};
 
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/bank": "0001_bank");
+    events::migrations!("migrations/bank": "0001_bank", "0002_calls");
 
 fn parse_name<T: FromStr>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;
@@ -111,33 +110,6 @@ pub async fn save_code_in_tx(tx: &mut SqliteConnection, code: &Code) -> sqlx::Re
     .bind(code.expires_at_us)
     .execute(tx)
     .await?;
-    Ok(())
-}
-
-pub async fn pay_of(
-    db: impl SqliteExecutor<'_>,
-    key: &str,
-) -> sqlx::Result<Option<(String, PaymentStatus)>> {
-    sqlx::query("SELECT transaction_id, status FROM pays WHERE idempotency_key = $1")
-        .bind(key)
-        .fetch_optional(db)
-        .await?
-        .map(|row| Ok((row.try_get("transaction_id")?, parse_name(&row, "status")?)))
-        .transpose()
-}
-
-pub async fn note_pay_in_tx(
-    tx: &mut SqliteConnection,
-    key: &str,
-    transaction_id: &str,
-    status: PaymentStatus,
-) -> sqlx::Result<()> {
-    sqlx::query("INSERT INTO pays (idempotency_key, transaction_id, status) VALUES ($1, $2, $3)")
-        .bind(key)
-        .bind(transaction_id)
-        .bind(status.as_str())
-        .execute(tx)
-        .await?;
     Ok(())
 }
 

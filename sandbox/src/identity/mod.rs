@@ -1,10 +1,11 @@
-//! Sandbox identity (specification 4.1, D33, D44): profiles, KYC, daily limits, sanctions, blocks.
+//! Sandbox identity (specification 4.1, D33, D44, F35): profiles, KYC, limits, sanctions, blocks.
 //!
 //! | module | content |
 //! |---|---|
 //! | `rules` | the pure core: results of checks |
 //! | `repo` | the store |
 //! | `api` | `IdentityService` and the HTTP reads |
+//! | `api/records` | audit records of changes of users |
 //! | `api/reservations` | amounts reserved for operations |
 //! | `api/uses` | limit use without a reservation, counted from the platform's events |
 //! | `publish` | events about users |
@@ -27,7 +28,7 @@ use tracing::Instrument;
 
 pub use rules::TradingBasis;
 
-/// Settings of identity. Limits are roubles per day (D33) as decimal text.
+/// Settings of identity. Limits are roubles as decimal text, per day (D33) or per year.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdentityConfig {
@@ -36,6 +37,9 @@ pub struct IdentityConfig {
     pub deposit_daily: String,
     pub withdrawal_daily: String,
     pub trading_daily: String,
+    /// Purchases of investment CFAs per calendar year by a user who is not a qualified investor
+    /// (F35). The default is that of the law.
+    pub investment_yearly: String,
     /// Which amount counts against the trading limit: quantity (the specification's wording) or
     /// value (T23).
     pub trading_limit_basis: TradingBasis,
@@ -48,6 +52,7 @@ impl Default for IdentityConfig {
             deposit_daily: "600000".into(),
             withdrawal_daily: "600000".into(),
             trading_daily: "5000000".into(),
+            investment_yearly: "600000".into(),
             trading_limit_basis: TradingBasis::Quantity,
         }
     }
@@ -70,12 +75,35 @@ pub enum Error {
     },
 }
 
+fn file(config: &IdentityConfig) -> PathBuf {
+    config.data_dir.join("identity.db")
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(
+    config: &IdentityConfig,
+) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&file(config), api::SOURCE).await
+}
+
 /// The running service.
 pub struct IdentityHandle {
     api: api::Api,
     workers: JoinSet<()>,
     relay: JoinSet<()>,
     relay_shutdown: CancellationToken,
+}
+
+/// The store, all of whose rows have seals.
+pub fn sealed_store(config: &IdentityConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: "identity",
+        path: file(config),
+        sealing: &events::Sealing::ALL,
+    }
 }
 
 /// Opens the store and starts counting limit use. Stops when `shutdown` is cancelled.
@@ -102,7 +130,9 @@ pub fn start_with_clock(
 ) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
     Box::pin(async move {
         let defaults = rules::Defaults::read(&config)?;
-        let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
+        let store = sealed_store(&config);
+        let opened = events::Sqlite::open_sealed(store.path, &repo::MIGRATOR, store.sealing);
+        let db = opened.await?;
         let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis, clock);
         let span = || tracing::info_span!("worker", service_name = "identity");
         let basis = config.trading_limit_basis;

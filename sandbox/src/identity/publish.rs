@@ -16,6 +16,18 @@ pub enum Kind {
     Unblocked,
 }
 
+impl Kind {
+    /// Name of the change in audit records.
+    pub const fn action(self) -> &'static str {
+        match self {
+            Kind::Created => "user.created",
+            Kind::Updated => "user.updated",
+            Kind::Blocked => "user.blocked",
+            Kind::Unblocked => "user.unblocked",
+        }
+    }
+}
+
 /// The event of a change at this time.
 pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str, now_us: i64) -> Event {
     let mut context = rpc::Context::new(SOURCE);

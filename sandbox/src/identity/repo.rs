@@ -5,8 +5,9 @@ use types::{BusinessDay, Decimal, LimitType};
 
 use super::rules::{Limit, ReservationState, Standing};
 
-pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/identity": "0001_identity", "0002_reservations");
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/identity": "0001_identity", "0002_reservations", "0003_audit_records"
+);
 
 /// A stored user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +26,29 @@ pub struct User {
     pub idempotency_key: String,
     /// Whether identity generated the id. Otherwise the caller set it.
     pub generated: bool,
+    /// Fingerprint of the content of CreateUser; 0 for users from before it was stored.
+    pub created_with: i64,
     pub created_at_us: i64,
 }
 
 impl User {
+    /// Describes the user in an audit record.
+    pub fn audit_text(&self) -> String {
+        let state = self.blocked.as_ref().map_or_else(
+            || "active".to_owned(),
+            |reason| format!("blocked ({reason})"),
+        );
+        format!(
+            "KYC level {}, account {}, {state}, qualified {}, sanctioned {}",
+            self.kyc_level, self.bank_account, self.qualified_investor, self.sanctioned
+        )
+    }
+
     pub fn standing(&self) -> Standing {
         Standing {
             blocked: self.blocked.is_some(),
             sanctioned: self.sanctioned,
+            qualified: self.qualified_investor,
         }
     }
 }
@@ -49,6 +65,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<User> {
         full_name_hash: row.try_get("full_name_hash")?,
         idempotency_key: row.try_get("idempotency_key")?,
         generated: row.try_get("generated")?,
+        created_with: row.try_get("created_with")?,
         created_at_us: row.try_get("created_at_us")?,
     })
 }
@@ -90,8 +107,8 @@ pub async fn is_address_taken(db: impl SqliteExecutor<'_>, address: &str) -> sql
 pub async fn save_in_tx(tx: &mut SqliteConnection, user: &User) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO users (user_id, kyc_level, bank_account, blocked, qualified_investor, \
-         sanctioned, onchain_address, full_name_hash, idempotency_key, generated, created_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+         sanctioned, onchain_address, full_name_hash, idempotency_key, generated, created_at_us, \
+         created_with) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) \
          ON CONFLICT (user_id) DO UPDATE SET kyc_level = excluded.kyc_level, \
          bank_account = excluded.bank_account, blocked = excluded.blocked, \
          qualified_investor = excluded.qualified_investor, sanctioned = excluded.sanctioned",
@@ -107,6 +124,7 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, user: &User) -> sqlx::Result<
     .bind(&user.idempotency_key)
     .bind(user.generated)
     .bind(user.created_at_us)
+    .bind(user.created_with)
     .execute(tx)
     .await?;
     Ok(())
@@ -173,7 +191,7 @@ pub async fn set_limit_in_tx(
     Ok(())
 }
 
-/// The user's limit use on that day.
+/// The user's limit use in the period that begins on that day.
 pub async fn used(
     db: impl SqliteExecutor<'_>,
     user_id: &str,
@@ -221,6 +239,7 @@ pub struct Reservation {
     pub reservation_id: String,
     pub user_id: String,
     pub limit_type: LimitType,
+    /// First day of the limit's period.
     pub day: BusinessDay,
     pub amount: Decimal,
     pub state: ReservationState,
@@ -254,14 +273,15 @@ pub async fn reservation(
     .transpose()
 }
 
-/// Stores the reservation, or its new state.
+/// Stores the reservation, or its new state and amount.
 pub async fn save_reservation_in_tx(
     tx: &mut SqliteConnection,
     reservation: &Reservation,
 ) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO reservations (reservation_id, user_id, limit_type, business_day, amount, state, reason) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET state = excluded.state",
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (reservation_id) DO UPDATE SET \
+         state = excluded.state, amount = excluded.amount",
     )
     .bind(&reservation.reservation_id)
     .bind(&reservation.user_id)

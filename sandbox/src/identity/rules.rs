@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use types::{Decimal, LimitType, code_enum};
+use types::{BusinessDay, Decimal, LimitType, code_enum};
 
 use super::{Error, IdentityConfig};
 
@@ -22,6 +22,7 @@ pub struct Defaults {
     deposit: Decimal,
     withdrawal: Decimal,
     trading: Decimal,
+    investment: Decimal,
 }
 
 impl Defaults {
@@ -39,6 +40,7 @@ impl Defaults {
             deposit: amount("deposit_daily", &config.deposit_daily)?,
             withdrawal: amount("withdrawal_daily", &config.withdrawal_daily)?,
             trading: amount("trading_daily", &config.trading_daily)?,
+            investment: amount("investment_yearly", &config.investment_yearly)?,
         })
     }
 
@@ -47,6 +49,7 @@ impl Defaults {
             LimitType::Deposit => self.deposit,
             LimitType::Withdrawal => self.withdrawal,
             LimitType::Trading => self.trading,
+            LimitType::Investment => self.investment,
         };
         Limit {
             daily,
@@ -66,15 +69,37 @@ code_enum! {
     }
 }
 
+/// First day of the period in which a limit counts: the day, of INVESTMENT the calendar year (F35).
+pub fn period(limit_type: LimitType, day: BusinessDay) -> BusinessDay {
+    match limit_type {
+        LimitType::Deposit | LimitType::Withdrawal | LimitType::Trading => day,
+        LimitType::Investment => day.year_start(),
+    }
+}
+
 /// A user's limit of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
+    /// Per day, of INVESTMENT per year.
     pub daily: Decimal,
     /// If not empty, refuses every check with this text, for tests and demonstrations.
     pub refuse_with: String,
 }
 
 impl Limit {
+    /// Describes the limit in an audit record.
+    pub fn audit_text(&self, limit_type: LimitType) -> String {
+        let period = match limit_type {
+            LimitType::Investment => "year",
+            LimitType::Deposit | LimitType::Withdrawal | LimitType::Trading => "day",
+        };
+        let daily = format!("{limit_type} at most {} RUB a {period}", self.daily);
+        match self.refuse_with.as_str() {
+            "" => daily,
+            text => format!("{daily}, refused ({text})"),
+        }
+    }
+
     /// True if it allows what the other limit refuses: such a change takes two persons (D32).
     pub fn is_above(&self, other: &Limit) -> bool {
         let ends_refusal = self.refuse_with.is_empty() && !other.refuse_with.is_empty();
@@ -87,6 +112,15 @@ impl Limit {
 pub struct Standing {
     pub blocked: bool,
     pub sanctioned: bool,
+    /// A qualified investor: the INVESTMENT limit does not apply (F35).
+    pub qualified: bool,
+}
+
+impl Standing {
+    /// Whether a limit of this type applies to the user.
+    pub fn has_limit(self, limit_type: LimitType) -> bool {
+        limit_type != LimitType::Investment || !self.qualified
+    }
 }
 
 /// Result of a check.
@@ -98,9 +132,11 @@ pub struct Verdict {
 }
 
 pub const SANCTIONS_HIT: &str = "Sanctions list hit";
+pub const INVESTMENT_EXCEEDED: &str =
+    "Yearly investment limit exceeded: the user is not a qualified investor";
 
-/// Checks an amount against the rest of a daily limit. A block outranks a sanctions hit, which
-/// outranks a custom refusal and the limit.
+/// Checks an amount against the rest of a limit in its period. A block outranks a sanctions hit,
+/// which outranks a custom refusal and the limit.
 pub fn check(
     standing: Standing,
     limit_type: LimitType,
@@ -114,10 +150,11 @@ pub fn check(
     } else {
         left
     };
-    let name = match limit_type {
-        LimitType::Deposit => "deposit",
-        LimitType::Withdrawal => "withdrawal",
-        LimitType::Trading => "trading",
+    let exceeded = match limit_type {
+        LimitType::Deposit => "Daily deposit limit exceeded",
+        LimitType::Withdrawal => "Daily withdrawal limit exceeded",
+        LimitType::Trading => "Daily trading limit exceeded",
+        LimitType::Investment => INVESTMENT_EXCEEDED,
     };
     let allowed = if standing.blocked {
         Err("User is blocked".to_owned())
@@ -125,8 +162,8 @@ pub fn check(
         Err(SANCTIONS_HIT.to_owned())
     } else if !limit.refuse_with.is_empty() {
         Err(limit.refuse_with.clone())
-    } else if amount > remaining {
-        Err(format!("Daily {name} limit exceeded"))
+    } else if standing.has_limit(limit_type) && amount > remaining {
+        Err(exceeded.to_owned())
     } else {
         Ok(())
     };
@@ -144,6 +181,7 @@ mod tests {
     const GOOD: Standing = Standing {
         blocked: false,
         sanctioned: false,
+        qualified: false,
     };
 
     fn limit(daily: &str) -> Limit {
@@ -180,6 +218,7 @@ mod tests {
             (LimitType::Deposit, "Daily deposit limit exceeded"),
             (LimitType::Withdrawal, "Daily withdrawal limit exceeded"),
             (LimitType::Trading, "Daily trading limit exceeded"),
+            (LimitType::Investment, INVESTMENT_EXCEEDED),
         ] {
             let verdict = check(GOOD, limit_type, &limit("1"), Decimal::ZERO, d("2"));
             assert_eq!(verdict.allowed, Err(text.into()));
@@ -196,6 +235,7 @@ mod tests {
             let standing = Standing {
                 blocked,
                 sanctioned,
+                qualified: false,
             };
             check(standing, LimitType::Trading, &own, Decimal::ZERO, d("1"))
                 .allowed
@@ -204,5 +244,25 @@ mod tests {
         assert_eq!(ask(true, true), "User is blocked");
         assert_eq!(ask(false, true), "Sanctions list hit");
         assert_eq!(ask(false, false), "KYC is out of date");
+    }
+
+    #[test]
+    fn f35_the_yearly_limit_binds_only_investors_who_are_not_qualified() {
+        let qualified = Standing {
+            qualified: true,
+            ..GOOD
+        };
+        let ask = |standing, limit_type| {
+            check(standing, limit_type, &limit("600000"), d("599999"), d("2")).allowed
+        };
+        let exceeded = Err(INVESTMENT_EXCEEDED.to_owned());
+        assert_eq!(ask(GOOD, LimitType::Investment), exceeded);
+        assert_eq!(ask(qualified, LimitType::Investment), Ok(()));
+        assert!(ask(qualified, LimitType::Trading).is_err());
+        // 2027-01-01 is day 20,819.
+        let day = BusinessDay::from_number(20_819 + 364);
+        let first = BusinessDay::from_number(20_819);
+        assert_eq!(period(LimitType::Investment, day), first);
+        assert_eq!(period(LimitType::Trading, day), day);
     }
 }

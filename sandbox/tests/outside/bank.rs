@@ -358,6 +358,7 @@ async fn money_and_transfers_survive_a_restart() {
     let held = client.transfer_status(&ordered.transfer_id).await.unwrap();
     assert_eq!(held.status, Status::Pending);
     let clear = wire::SetFaultRequest {
+        context: ctx(),
         fault: wire::BankFault::None as i32,
         ..hold
     };
@@ -368,5 +369,123 @@ async fn money_and_transfers_survive_a_restart() {
         }
     };
     in_time("the transfer is executed", executed).await;
+    world.stop().await;
+}
+
+fn is_repeat<T>(answer: &tonic::Response<T>) -> bool {
+    answer.metadata().contains_key("idempotent-replayed")
+}
+
+#[tokio::test]
+async fn d50_a_payment_and_a_fault_act_once_per_key() {
+    let world = new_world().await;
+    let client = world.client();
+    let made = client.create_qr(&qr("p1", 1_000)).await.unwrap();
+    let other = client.create_qr(&qr("p2", 2_000)).await.unwrap();
+    let pay = wire::PayRequest {
+        context: ctx(),
+        qr_payload: made.qr_payload,
+        ..Default::default()
+    };
+    let first = world.operator().pay(pay.clone()).await.unwrap();
+    // Other content under the key gets the stored answer and pays nothing.
+    let pay = wire::PayRequest {
+        qr_payload: other.qr_payload,
+        ..pay
+    };
+    let again = world.operator().pay(pay).await.unwrap();
+    assert!(is_repeat(&again) && !is_repeat(&first));
+    assert_eq!(again.into_inner(), first.into_inner());
+    let pending = client.payment_status("p2").await.unwrap();
+    assert_eq!(pending.status, Status::Pending);
+    assert_eq!(client.balance().await.unwrap(), rub(1_000));
+
+    let fault = |context, fault: wire::BankFault| wire::SetFaultRequest {
+        context,
+        fault: fault.into(),
+        account: String::new(),
+    };
+    let hold = fault(ctx(), wire::BankFault::HoldTransfer);
+    world.operator().set_fault(hold.clone()).await.unwrap();
+    let clear = fault(ctx(), wire::BankFault::None);
+    world.operator().set_fault(clear).await.unwrap();
+    // A late repeat does not set the fault again.
+    let repeat = world.operator().set_fault(hold).await.unwrap();
+    assert!(is_repeat(&repeat));
+    let to = account::number("40817", 1);
+    let ordered = client.initiate_transfer("r1", &to, rub(400), "x").await;
+    let ordered = report(ordered.unwrap());
+    until_executed(&client, &ordered.transfer_id).await;
+    world.stop().await;
+}
+
+async fn until_executed(client: &BankClient, transfer_id: &str) {
+    let executed = async {
+        while client.transfer_status(transfer_id).await.unwrap().status != Status::Success {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    in_time("the transfer is executed", executed).await;
+}
+
+// rows: R134
+#[tokio::test]
+async fn r134_a_code_that_failed_or_expired_is_not_paid() {
+    let world = new_world().await;
+    let client = world.client();
+    for outcome in [
+        common::PaymentStatus::Failed,
+        common::PaymentStatus::Expired,
+    ] {
+        let id = outcome.as_str_name();
+        let made = client.create_qr(&qr(id, 1_000)).await.unwrap();
+        let fail = wire::PayRequest {
+            context: ctx(),
+            qr_payload: made.qr_payload.clone(),
+            outcome: outcome.into(),
+            ..Default::default()
+        };
+        world.operator().pay(fail).await.unwrap();
+        let refused = world.pay(&made.qr_payload, None).await.unwrap_err();
+        assert_eq!(refused.message(), "Payment code has ended", "{id}");
+        let status = client.payment_status(id).await.unwrap().status;
+        assert_ne!(status, Status::Success, "{id}");
+    }
+    assert_eq!(client.balance().await.unwrap(), rub(0));
+    // No payment makes the balance unreadable.
+    world.fund(i64::MAX - 1).await;
+    let made = client.create_qr(&qr("p3", 2)).await.unwrap();
+    let refused = world.pay(&made.qr_payload, None).await.unwrap_err();
+    assert_eq!(refused.message(), "Balance would be too large");
+    assert_eq!(client.balance().await.unwrap(), rub(i64::MAX - 1));
+    world.stop().await;
+}
+
+// rows: R135
+#[tokio::test]
+async fn r135_one_transfer_that_cannot_be_cleared_does_not_stop_the_others() {
+    let world = new_world().await;
+    world.fund(10_000).await;
+    let file = world.folder.path().join("bank.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let fails = "CREATE TRIGGER stuck BEFORE UPDATE ON transfers WHEN new.request_id = 'r1' \
+        BEGIN SELECT RAISE(ABORT, 'stuck'); END";
+    sqlx::query(fails).execute(&pool).await.unwrap();
+    let client = world.client();
+    let to = account::number("40817", 1);
+    let mut ordered = Vec::new();
+    for request_id in ["r1", "r2"] {
+        let order = client.initiate_transfer(request_id, &to, rub(400), "x");
+        ordered.push(report(order.await.unwrap()).transfer_id);
+    }
+    until_executed(&client, &ordered[1]).await;
+    let stuck = client.transfer_status(&ordered[0]).await.unwrap();
+    assert_eq!(stuck.status, Status::Pending);
+    assert_eq!(client.balance().await.unwrap(), rub(9_600));
+    let mends = "DROP TRIGGER stuck";
+    sqlx::query(mends).execute(&pool).await.unwrap();
+    pool.close().await;
+    until_executed(&client, &ordered[0]).await;
     world.stop().await;
 }

@@ -24,11 +24,14 @@ use uuid::Uuid;
 
 use crate::in_time;
 
+const INVESTMENT_EXCEEDED: &str =
+    "Yearly investment limit exceeded: the user is not a qualified investor";
+
 /// Start of every world's clock: 2026-11-20, noon in Moscow. So no test passes a real midnight.
 const NOON_US: i64 = 1_795_165_200_000_000;
 
 struct World {
-    _folder: TempDir,
+    folder: TempDir,
     log: Arc<Embedded>,
     clock: Clock,
     slot: LocalSlot,
@@ -63,7 +66,7 @@ impl World {
             stop.clone(),
         ));
         World {
-            _folder: folder,
+            folder,
             log,
             clock,
             slot,
@@ -226,6 +229,7 @@ fn amount(money: Option<&common::Money>) -> String {
 const DEPOSIT: common::LimitType = common::LimitType::Deposit;
 const WITHDRAWAL: common::LimitType = common::LimitType::Withdrawal;
 const TRADING: common::LimitType = common::LimitType::Trading;
+const INVESTMENT: common::LimitType = common::LimitType::Investment;
 
 // rows: R016 R036 R289 R317
 #[tokio::test]
@@ -472,6 +476,7 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
         let ask = wire::ConfirmLimitRequest {
             context: ctx(),
             reservation_id: id.into(),
+            amount: None,
         };
         client().confirm_limit(ask).await
     };
@@ -540,6 +545,105 @@ async fn t24_a_reservation_is_made_once_and_ends_once() {
     assert_eq!(world.used("alice", WITHDRAWAL).await, "1.00");
     world.clock.advance_us(NOON_US - today.end_us());
     assert_eq!(world.used("alice", WITHDRAWAL).await, "20.00");
+    world.stop().await;
+}
+
+/// Subscriptions reserve the yearly limit, trades count against it, and January 1 renews it.
+// rows: R340
+#[tokio::test]
+async fn f35_purchases_of_a_year_stay_within_the_limit_unless_the_investor_is_qualified() {
+    let world = World::start(|_| ()).await;
+    let plain = wire::CreateUserRequest {
+        qualified_investor: false,
+        ..user("alice")
+    };
+    world.client().create_user(plain).await.unwrap();
+    world.create("bob").await;
+    let client = || world.client_as("sandbox.service");
+    let reserve = async |id: &str, user_id: &str, kopecks| {
+        let ask = wire::ReserveLimitRequest {
+            user_id: user_id.into(),
+            limit_type: INVESTMENT as i32,
+            operation_type: common::OperationType::Issuance as i32,
+            ..reservation(id, kopecks)
+        };
+        let answer = client().reserve_limit(ask).await.unwrap().into_inner();
+        (answer.allowed, answer.reason.unwrap_or_default())
+    };
+    let yes = (true, String::new());
+    assert_eq!(reserve("s-1", "alice", 50_000_000).await, yes);
+    // A part of it is used. The rest is available again.
+    let confirm = async |id: &str, kopecks| {
+        let ask = wire::ConfirmLimitRequest {
+            context: ctx(),
+            reservation_id: id.into(),
+            amount: Some(to_money(kopecks)),
+        };
+        client().confirm_limit(ask).await
+    };
+    let above = confirm("s-1", 50_000_001).await.unwrap_err();
+    assert_eq!(above.code(), Code::InvalidArgument);
+    confirm("s-1", 20_000_000).await.unwrap();
+    let again = confirm("s-1", 20_000_000).await.unwrap();
+    assert!(again.metadata().contains_key("idempotent-replayed"));
+    assert_eq!(world.used("alice", INVESTMENT).await, "200000.00");
+    // A purchase in trading counts by its value, for the buyer only.
+    let market = events::topics::MARKET;
+    let name = "dfa.market.v1.TradeExecutedEvent";
+    world.publish(market, name, &trade()).await;
+    world.until_used("alice", INVESTMENT, "210005.00").await;
+    assert_eq!(world.used("alice", TRADING).await, "10");
+    let refused = reserve("s-2", "alice", 38_999_501).await;
+    assert_eq!(refused.1, INVESTMENT_EXCEEDED);
+    assert_eq!(reserve("s-3", "alice", 38_999_500).await, yes);
+    assert!(!world.check(INVESTMENT, 1).await.allowed);
+
+    // A qualified investor has no such limit.
+    assert_eq!(reserve("s-4", "bob", 90_000_000).await, yes);
+    let ask = wire::GetLimitsRequest {
+        context: None,
+        user_id: "bob".into(),
+    };
+    let limits = world.client().get_limits(ask).await.unwrap().into_inner();
+    let mut types = limits.limits.iter().map(|limit| limit.limit_type);
+    assert!(types.all(|limit_type| limit_type != INVESTMENT as i32));
+
+    // The limit holds until the last instant of the year in Moscow: 2027-01-01 is day 20,819.
+    let new_year = BusinessDay::from_number(20_819);
+    world.clock.advance_us(new_year.start_us() - 1 - NOON_US);
+    assert!(!world.check(INVESTMENT, 1).await.allowed);
+    world.clock.advance_us(1);
+    assert!(world.check(INVESTMENT, 60_000_000).await.allowed);
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.stop().await;
+}
+
+/// Two persons end the yearly limit of a user (D32). One person sets it again.
+// rows: R333 R340
+#[tokio::test]
+async fn f35_one_person_makes_no_user_a_qualified_investor() {
+    let world = World::start(|_| ()).await;
+    let plain = wire::CreateUserRequest {
+        qualified_investor: false,
+        ..user("alice")
+    };
+    world.client().create_user(plain).await.unwrap();
+    let qualify = |qualified| wire::UpdateUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        qualified_investor: Some(qualified),
+        ..Default::default()
+    };
+    let alone = world.client().update_user(qualify(true)).await.unwrap_err();
+    assert_eq!(alone.code(), Code::FailedPrecondition);
+    assert_eq!(alone.message(), "This call needs an approval");
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
+    world.approved().update_user(qualify(true)).await.unwrap();
+    assert!(world.check(INVESTMENT, 60_000_001).await.allowed);
+    // No change, and the end of the qualification, need one person.
+    world.client().update_user(qualify(true)).await.unwrap();
+    world.client().update_user(qualify(false)).await.unwrap();
+    assert!(!world.check(INVESTMENT, 60_000_001).await.allowed);
     world.stop().await;
 }
 
@@ -714,8 +818,12 @@ async fn r242_every_change_of_a_user_publishes_an_event_in_order() {
         .update_user(update(common::KycStatus::Unspecified, true))
         .await
         .unwrap();
+    // One person marks a user as sanctioned, and two end the mark (D32).
+    let alone = update(common::KycStatus::Unspecified, false);
+    let alone = world.client().update_user(alone).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
     world
-        .client()
+        .approved()
         .update_user(update(common::KycStatus::Unspecified, false))
         .await
         .unwrap();
@@ -909,10 +1017,13 @@ async fn d50_a_repeated_key_gets_the_stored_answer_and_changes_nothing() {
     client().block_user(block("k-3")).await.unwrap();
     let repeat = approved().unblock_user(unblock("k-2")).await.unwrap();
     assert!(is_repeat(&repeat));
-    let first = client().update_user(account("k-4", 1)).await.unwrap();
-    client().update_user(account("k-5", 2)).await.unwrap();
+    // One person does not change an account (D32).
+    let alone = client().update_user(account("k-4", 1)).await.unwrap_err();
+    assert_eq!(alone.message(), "This call needs an approval");
+    let first = approved().update_user(account("k-4", 1)).await.unwrap();
+    approved().update_user(account("k-5", 2)).await.unwrap();
     // A repeat with other content receives the stored answer too.
-    let repeat = client().update_user(account("k-4", 3)).await.unwrap();
+    let repeat = approved().update_user(account("k-4", 3)).await.unwrap();
     assert!(is_repeat(&repeat));
     assert_eq!(repeat.into_inner(), first.into_inner());
     client().set_limit(limit("k-6", 1_000)).await.unwrap();
@@ -982,5 +1093,102 @@ async fn d49_an_account_that_no_bank_accepts_is_refused() {
             assert_eq!(refused.message(), format!("bank_account: {problem}"));
         }
     }
+    world.stop().await;
+}
+
+// rows: R215 R333
+#[tokio::test]
+async fn d34_every_change_of_a_user_is_recorded_once_in_a_chain_and_listed() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    let block = wire::BlockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "court order".into(),
+    };
+    for _ in 0..2 {
+        // The repeat is answered from the store.
+        world.client().block_user(block.clone()).await.unwrap();
+    }
+    let unblock = testkit::messages::approved(wire::UnblockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "lifted".into(),
+    });
+    world.approved().unblock_user(unblock).await.unwrap();
+    let limit = wire::SetLimitRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        limit_type: DEPOSIT as i32,
+        daily_limit: Some(to_money(1_000)),
+        refuse_with: String::new(),
+    };
+    let mut compliance = world.client_as("sandbox.compliance.vera");
+    compliance.set_limit(limit.clone()).await.unwrap();
+    // The same limit again changes nothing.
+    let same = wire::SetLimitRequest {
+        context: ctx(),
+        ..limit
+    };
+    compliance.set_limit(same).await.unwrap();
+    world.create("bob").await;
+
+    let list = async |actor: &str, user_id: &str, page_token: String| {
+        let ask = wire::ListAuditRecordsRequest {
+            actor: actor.into(),
+            user_id: user_id.into(),
+            pagination: Some(common::PaginationRequest {
+                page_size: 3,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let mut auditor = world.client_as("sandbox.auditor");
+        auditor.list_audit_records(ask).await.unwrap().into_inner()
+    };
+    let first = list("", "", String::new()).await;
+    let token = first.pagination.unwrap().next_page_token;
+    let mut records = first.records;
+    records.extend(list("", "", token).await.records);
+    records.reverse();
+    let seen: Vec<_> = records
+        .iter()
+        .map(|one| (one.action.as_str(), one.actor.as_str(), one.reason.as_str()))
+        .collect();
+    let persons = testkit::messages::APPROVED_SUBJECT;
+    assert_eq!(
+        seen,
+        [
+            ("user.created", "operator", ""),
+            ("user.blocked", "operator", "court order"),
+            ("user.unblocked", persons, "lifted"),
+            ("limit.set", "vera", ""),
+            ("user.created", "operator", ""),
+        ]
+    );
+    assert_eq!(records[0].previous_hash, "0".repeat(64));
+    assert!(
+        records
+            .windows(2)
+            .all(|two| two[1].previous_hash == two[0].hash)
+    );
+    assert!(records[1].after.contains("blocked (court order)"));
+    assert_eq!(records[2].before, records[1].after);
+    assert_eq!(records[3].after, "DEPOSIT at most 10.00 RUB a day");
+    let of_vera = list("vera", "alice", String::new()).await.records;
+    assert_eq!(of_vera, records[3..4]);
+    let mut investor = world.client_as("sandbox.investor.alice");
+    let refused = investor
+        .list_audit_records(wire::ListAuditRecordsRequest::default())
+        .await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+
+    let config = IdentityConfig {
+        data_dir: world.folder.path().into(),
+        ..IdentityConfig::default()
+    };
+    let verified = sandbox::identity::verify_audit(&config).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (5, None));
+    assert_eq!(verified.head, records[4].hash);
     world.stop().await;
 }

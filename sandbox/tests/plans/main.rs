@@ -94,7 +94,22 @@ async fn users(folder: &Path) {
         bank_account: Some(account::number("40817", 1)),
         ..Default::default()
     };
-    client().update_user(update).await.unwrap();
+    let approved = || IdentityServiceClient::new(Channel::local(&slot, testkit::APPROVED));
+    approved().update_user(update).await.unwrap();
+    for (actor, user_id) in [
+        ("", ""),
+        ("operator", ""),
+        ("", "alice"),
+        ("operator", "alice"),
+    ] {
+        let list = identity::ListAuditRecordsRequest {
+            actor: actor.into(),
+            user_id: user_id.into(),
+            ..Default::default()
+        };
+        let listed = client().list_audit_records(list).await.unwrap();
+        assert!(!listed.into_inner().records.is_empty(), "{actor} {user_id}");
+    }
     let list = identity::ListUsersRequest::default();
     let listed = client().list_users(list).await.unwrap();
     assert_eq!(listed.into_inner().users.len(), 2);
@@ -251,6 +266,10 @@ async fn no_statement_scans_a_table() {
         "FROM uses WHERE user_id =",
         "FROM reservations WHERE reservation_id =",
         "INSERT INTO reservations",
+        "FROM audit_records WHERE sequence =",
+        "FROM audit_records WHERE sequence <",
+        "AND object_id =",
+        "INSERT INTO audit_records",
         "FROM calls WHERE call =",
         "DELETE FROM calls WHERE rowid IN",
         "INSERT INTO inbox",
@@ -258,7 +277,6 @@ async fn no_statement_scans_a_table() {
         "FROM account WHERE account_number =",
         "FROM codes WHERE payment_id =",
         "FROM codes WHERE payload =",
-        "FROM pays WHERE idempotency_key =",
         "FROM transfers WHERE request_id =",
         "FROM transfers WHERE transfer_id =",
         "FROM transfers WHERE status = 'PENDING'",

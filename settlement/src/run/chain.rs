@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use service_clients::cfa::{TradeBatch, TradeBatchStatus};
 use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
 use types::command::Bust;
 use types::{Id128, derived};
 
 use super::retry::{retry_call, retry_store};
 use super::{Halt, Shared, failure, now_ns, now_us};
-use crate::repo::Stored;
+use crate::repo::{NewCase, Stored};
 use crate::request::SOURCE;
 use crate::saga::{ATTEMPTS_MAX, Step, StepResult};
 use crate::{failpoint, request};
@@ -28,10 +28,7 @@ const FINALIZE_MAX: usize = 1_000;
 ///
 /// # Errors
 /// [`Halt`]: no batch is submitted until the workers restart.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    mut posted: UnboundedReceiver<Stored>,
-) -> Result<(), Halt> {
+pub(super) async fn run(shared: Arc<Shared>, mut posted: Receiver<Stored>) -> Result<(), Halt> {
     let permits = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
     let mut in_flight = JoinSet::new();
     loop {
@@ -137,8 +134,8 @@ impl BatchDriver {
             .handle_result(result)
             .map_err(unexpected_result)?;
         let (shared, row) = (&self.shared, &self.row);
-        let bust_commands = self.busts();
-        let advance = || shared.repo.advance(row, &bust_commands, now_us());
+        let (bust_commands, cases) = (self.busts(), self.cases());
+        let advance = || shared.repo.advance(row, &bust_commands, &cases, now_us());
         retry_store(shared, id, advance).await?;
         Ok(())
     }
@@ -265,14 +262,7 @@ impl BatchDriver {
     async fn bust(&self, trades: &[u32]) -> Result<StepResult, Halt> {
         for index in trades {
             let trade = &self.trade_batch.trades[*index as usize];
-            let by_operator = self.row.saga.withdrawn.contains(index);
-            let reason = if by_operator {
-                let requested = self.shared.requested();
-                let why = requested.get(&trade.trade_id).map_or("", String::as_str);
-                format!("Trade {} bust by an operator: {why}", trade.trade_id)
-            } else {
-                format!("Trade {} failed on chain", trade.trade_id)
-            };
+            let reason = self.bust_reason(*index);
             // Reversed in the opposite order of posting: fee, sell, buy.
             for operation_id in request::operation_ids(trade).into_iter().rev() {
                 let (ledger, reason) = (&self.shared.ledger, &reason);
@@ -287,11 +277,42 @@ impl BatchDriver {
                 buyer = %trade.buyer_id,
                 seller = %trade.seller_id,
                 reason,
-                "trade is bust; its operations are reversed"
+                severity = "critical",
+                "trade is bust; its operations are reversed, and a case is open"
             );
             metrics::counter!("trades_bust_total").increment(1);
         }
+        failpoint::reach(failpoint::BUSTED);
         Ok(StepResult::Busted)
+    }
+
+    /// Why a trade is bust, for the ledger's operations and the case.
+    fn bust_reason(&self, index: u32) -> String {
+        let trade_id = self.trade_batch.trades[index as usize].trade_id;
+        if !self.row.saga.withdrawn.contains(&index) {
+            return format!("Trade {trade_id} failed on chain");
+        }
+        let requested = self.shared.requested();
+        let why = requested.get(&trade_id).map_or("", String::as_str);
+        format!("Trade {trade_id} bust by an operator: {why}")
+    }
+
+    /// The cases of the bust trades.
+    fn cases(&self) -> Vec<NewCase> {
+        let case = |index: &u32| {
+            let trade = &self.trade_batch.trades[*index as usize];
+            NewCase {
+                trade_id: trade.trade_id,
+                instrument_id: trade.instrument_id.to_string(),
+                buyer_id: trade.buyer_id.to_string(),
+                seller_id: trade.seller_id.to_string(),
+                quantity: trade.quantity,
+                payment: trade.payment,
+                fee: trade.fee,
+                reason: self.bust_reason(*index),
+            }
+        };
+        self.row.saga.bust.iter().map(case).collect()
     }
 
     async fn call<T, F: Future<Output = Result<T, CallError>> + Send>(

@@ -132,7 +132,7 @@ impl CurrentFailures {
 
     /// Shows the open differences in the health; `None`: there are none.
     pub fn show_breaks(&self, reason: Option<&str>) {
-        self.health.set(BREAKS, reason);
+        self.health.set_finding(BREAKS, reason);
     }
 
     /// Failures that need an operator, as one text; empty if there are none.

@@ -17,6 +17,7 @@ mod ledger;
 mod operators;
 mod poster;
 mod recover;
+mod retention;
 mod retry;
 
 use futures::future::BoxFuture;
@@ -56,7 +57,8 @@ pub struct SettlementConfig {
     pub data_dir: PathBuf,
     /// Engine node whose journal is settled.
     pub node: u8,
-    /// Number of trades at which a batch is sealed; the chain accepts at most 500.
+    /// Number of trades at which a batch is sealed; the chain accepts at most 500. A batch needs up
+    /// to 150,000 gas per trade, and its transaction has at most the gas of a block.
     pub batch_trades_max: usize,
     /// Maximum ledger rows per batch.
     pub batch_rows_max: usize,
@@ -65,8 +67,15 @@ pub struct SettlementConfig {
     /// Longest wait of returned money, and the age at which an order gets its own holds. The age
     /// doubles while trades wait for a busy chain.
     pub wait_ms: u64,
-    /// Maximum batches that are submitted to the chain and not final.
+    /// Maximum batches that are submitted to the chain and not final. The submission of the next
+    /// ones overlaps with the blocks and the finality of these.
     pub chain_batches_max: usize,
+    /// Maximum posted batches that wait for their submission, about 60 KB each. Above it the ledger
+    /// waits too, and the backlog closes the market.
+    pub posted_batches_max: usize,
+    /// Batches that are not final from which one with trades fills up instead of being sealed at
+    /// once: the chain is busy.
+    pub chain_busy_batches: usize,
     /// Number of batches between two comparisons of touched trading holds with the ledger.
     pub check_batches: u64,
     /// How long a trading hold may be short of the journal before it is a break.
@@ -76,6 +85,8 @@ pub struct SettlementConfig {
     pub surplus_ms: u64,
     /// Pause between attempts of a repeatedly refused step, in milliseconds.
     pub refused_retry_ms: u64,
+    /// Days after which final batches are removed; 0: never.
+    pub final_retention_days: u32,
 }
 
 impl Default for SettlementConfig {
@@ -87,11 +98,14 @@ impl Default for SettlementConfig {
             batch_rows_max: 1_500,
             linger_ms: 5,
             wait_ms: 1_000,
-            chain_batches_max: 4,
+            chain_batches_max: 16,
+            posted_batches_max: 1_024,
+            chain_busy_batches: 4,
             check_batches: 64,
             short_ms: 3_000,
             surplus_ms: 300_000,
             refused_retry_ms: 30_000,
+            final_retention_days: 30,
         }
     }
 }
@@ -243,6 +257,15 @@ pub fn settled_through(
     })
 }
 
+/// The store, with the tables whose rows have seals.
+pub fn sealed_store(config: &SettlementConfig) -> events::SealedStore {
+    events::SealedStore {
+        name: SOURCE,
+        path: config.data_dir.join("settlement.db"),
+        sealing: &crate::repo::SEALING,
+    }
+}
+
 /// Opens the store and starts the workers, which retry calls of ledger and chain without limit.
 ///
 /// # Errors
@@ -254,7 +277,7 @@ pub fn start(
 ) -> BoxFuture<'static, Result<SettlementHandle, StartError>> {
     Box::pin(async move {
         let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
-        let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
+        let repo = Repo::open(&sealed_store(&config).path).await?;
         let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
         let requested = repo.requested_busts().await?;
         let state = Arc::new(SharedState {
@@ -302,7 +325,7 @@ async fn begin(
         is_recovered: tokio::sync::Notify::new(),
         shutdown: shutdown.child_token(),
     });
-    let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+    let (posted, batches) = tokio::sync::mpsc::channel(state.config.posted_batches_max.max(1));
     let commands = Commands {
         shared: shared.clone(),
         replica: deps.replica.clone(),
@@ -319,6 +342,7 @@ async fn begin(
         watched(&shared, failure::CHAIN, submitting),
         watched(&shared, failure::JOURNAL, reporting),
         watched(&shared, failure::JOURNAL, following),
+        watched(&shared, failure::STORE, retention::run(shared.clone())),
     ];
     Ok(Run { shared, workers })
 }

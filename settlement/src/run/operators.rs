@@ -1,5 +1,5 @@
-//! What operators read of settlement, and the two things that they may do: end the pauses of
-//! waiting steps, and bust a trade that stops the queue before the chain.
+//! What operators read of settlement, and what they may do: end the pauses of waiting steps, bust a
+//! trade that stops the queue before the chain, and close the case of a bust trade.
 //!
 //! A trade is bust by an operator only if the chain service has refused its batch repeatedly and
 //! does not have it. The worker that owns the batch checks this once more before the trade leaves
@@ -15,7 +15,7 @@ use types::{Id128, Sequence, derived};
 use super::failure::{self, WaitingStep};
 use super::{SharedState, now_us};
 use crate::progress::Stats;
-use crate::repo::{BreakFilter, BreakRow, RequestedBust, StoreError};
+use crate::repo::{BreakFilter, BreakRow, Case, Closed, RequestedBust, StoreError};
 use crate::request::SOURCE;
 use crate::saga::State;
 
@@ -31,6 +31,7 @@ pub struct Status {
     pub oldest_batch_at_us: Option<i64>,
     pub breaks_open: usize,
     pub oldest_break_at_us: Option<i64>,
+    pub cases_open: u64,
     pub waiting: Vec<WaitingStep>,
 }
 
@@ -84,6 +85,7 @@ impl Operators {
             oldest_batch_at_us: state.repo.oldest_open_at().await?,
             breaks_open: breaks.len(),
             oldest_break_at_us: breaks.first().map(|oldest| oldest.found_at_us),
+            cases_open: state.repo.open_cases().await?,
             waiting: state.failures.waiting(WAITING_MAX),
         })
     }
@@ -129,6 +131,44 @@ impl Operators {
         limit: i64,
     ) -> Result<Vec<BreakRow>, StoreError> {
         self.state.repo.list_breaks(filter, bound, limit).await
+    }
+
+    /// Cases of bust trades, newest first, strictly after the bound.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn cases(
+        &self,
+        is_open: Option<bool>,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<Case>, StoreError> {
+        self.state.repo.list_cases(is_open, bound, limit).await
+    }
+
+    /// Closes the case of a trade. Returns it, and whether an earlier call had closed it; `None`:
+    /// the trade has no case.
+    ///
+    /// # Errors
+    /// As [`Self::status`]; also, the store cannot be written.
+    pub async fn close_case(
+        &self,
+        trade_id: Id128,
+        actor: &str,
+        note: &str,
+        digest: i64,
+    ) -> Result<Option<(Case, bool)>, StoreError> {
+        let closed = Closed {
+            at_us: now_us(),
+            by: actor.to_owned(),
+            note: note.to_owned(),
+            digest,
+        };
+        let found = self.state.repo.close_case(trade_id, &closed).await?;
+        if let Some((_, true)) = &found {
+            tracing::info!(%trade_id, actor, note, "case of a bust trade closed");
+        }
+        Ok(found.map(|(case, is_closed_now)| (case, !is_closed_now)))
     }
 
     /// Ends the pauses of all waiting steps and compares open differences at once. `None`: no step

@@ -12,7 +12,7 @@ use std::time::Duration;
 use replica::{Batch as Records, Follower, Replica};
 use sequencer::Durable;
 use service_clients::ledger::SealedBatch;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use types::command::Bust;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
@@ -39,7 +39,7 @@ pub struct Poster {
     pub(super) shared: Arc<Shared>,
     pub(super) replica: Replica,
     pub(super) durable: Durable,
-    posted: UnboundedSender<Stored>,
+    posted: Sender<Stored>,
     /// Reasons why the replica and its followers wait, by name.
     waits: watch::Receiver<BTreeMap<&'static str, String>>,
     /// Records that are received and not applied.
@@ -68,7 +68,7 @@ impl Poster {
         shared: Arc<Shared>,
         replica: Replica,
         durable: Durable,
-        posted: UnboundedSender<Stored>,
+        posted: Sender<Stored>,
     ) -> Self {
         let checks = Checks::new(&shared.config);
         let started = replica.assigned().max(replica.position());
@@ -102,7 +102,7 @@ impl Poster {
                 self.refuse_unjournalled(&row)?;
                 self.post(row).await?;
             } else {
-                self.hand_over(row)?;
+                self.hand_over(row).await?;
             }
         }
         let (mut settler, mut follower) = self.recover().await?;
@@ -125,10 +125,10 @@ impl Poster {
         }
     }
 
-    /// Whether the maximum number of batches is in flight. A larger batch with trades is then
-    /// cheaper than another small one: each costs a chain transaction and a block.
+    /// Whether enough batches are in flight to keep the chain busy. A larger batch with trades is
+    /// then cheaper than another small one: each costs a chain transaction and a block.
     fn is_chain_busy(&self) -> bool {
-        self.shared.tracker.in_flight() >= self.shared.config.chain_batches_max
+        self.shared.tracker.in_flight() >= self.shared.config.chain_busy_batches
     }
 
     /// The clock for order ages: wall clock at the journal's tail, journal time during catch-up.
@@ -323,10 +323,10 @@ impl Poster {
             .map_err(unexpected_result)?;
         row.request = Vec::new();
         retry_store(shared, &row.batch_id, || {
-            shared.repo.advance(&row, &[], now_us())
+            shared.repo.advance(&row, &[], &[], now_us())
         })
         .await?;
-        self.hand_over(row)
+        self.hand_over(row).await
     }
 
     /// Refuses an unposted batch whose records are not in the journal. They were durable, so this
@@ -345,13 +345,15 @@ impl Poster {
         Ok(())
     }
 
-    /// Passes a posted batch to the chain worker. If that worker has ended, this one ends too.
-    fn hand_over(&self, row: Stored) -> Result<(), Halt> {
+    /// Passes a posted batch to the chain worker, after a wait if too many wait for the chain. If
+    /// that worker has ended, this one ends too.
+    async fn hand_over(&self, row: Stored) -> Result<(), Halt> {
         if row.saga.state == State::Final {
             self.shared.tracker.complete(row.number, [], &[]);
             return Ok(());
         }
-        self.posted.send(row).map_err(|_| Halt::Stopped)
+        let sent = self.shared.unless_stopped(self.posted.send(row)).await?;
+        sent.map_err(|_| Halt::Stopped)
     }
 
     /// Whether the batch moves the ledger's position. Parts and split batches do not.

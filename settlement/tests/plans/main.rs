@@ -88,6 +88,19 @@ async fn lists(platform: &Platform) {
             operators.list_breaks(request).await.unwrap();
         }
     }
+    for state in 0..=2 {
+        let request = pb::ListCasesRequest {
+            state,
+            ..Default::default()
+        };
+        operators.list_cases(request).await.unwrap();
+    }
+    let close = pb::CloseCaseRequest {
+        context: context("close"),
+        trade_id: Id128::from_u128(1).to_string(),
+        note: "test".into(),
+    };
+    operators.close_case(close).await.unwrap_err();
     let bust = pb::BustTradeRequest {
         context: context("bust"),
         trade_id: Id128::from_u128(1).to_string(),
@@ -161,5 +174,13 @@ async fn no_statement_scans_a_table() {
         "FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND state = 'POSTED'",
         "FROM batches b INDEXED BY batches_open CROSS JOIN requested_busts",
         "FROM requested_busts WHERE trade_id =",
+        "INSERT INTO cases",
+        "UPDATE cases SET closed_at_us",
+        "FROM cases WHERE trade_id =",
+        "FROM cases INDEXED BY cases_listed_open WHERE closed_at_us IS NULL",
+        "FROM cases WHERE (opened_at_us, trade_id) <",
+        "FROM cases WHERE closed_at_us IS NULL AND (opened_at_us, trade_id) <",
+        "FROM cases WHERE closed_at_us IS NOT NULL AND (opened_at_us, trade_id) <",
+        "DELETE FROM batches WHERE number IN",
     ]);
 }

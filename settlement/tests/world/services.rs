@@ -233,10 +233,10 @@ impl Platform {
         }
     }
 
-    /// Settlement's calls, for an operator.
+    /// Settlement's calls, also those that take two persons (D32).
     pub fn operators(&self) -> Operators {
         let slot = testkit::in_memory(self.settlement.service().routes);
-        let channel = rpc::Channel::local(&slot, "sandbox.operator");
+        let channel = rpc::Channel::local(&slot, testkit::APPROVED);
         (SettlementServiceClient::new(channel), slot)
     }
 

@@ -15,12 +15,14 @@ pub struct TestUser {
     pub is_sanctioned: bool,
     /// Remaining daily TRADING limit, in kopecks.
     pub trading_remaining_minor: i64,
+    /// Remaining yearly INVESTMENT limit, in kopecks (F35). `None`: a qualified investor.
+    pub investment_remaining_minor: Option<i64>,
     /// Reason with which every CheckLimits is refused. `None`: no refusal of its own; see
     /// `State::limit_refusal`.
     pub refuse_with: Option<String>,
 }
 
-/// A reservation of a daily limit.
+/// A reservation of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     pub user_id: String,
@@ -39,6 +41,7 @@ impl Default for TestUser {
             status: UserStatus::Active,
             is_sanctioned: false,
             trading_remaining_minor: 1_000_000_000_000,
+            investment_remaining_minor: None,
             refuse_with: None,
         }
     }
@@ -71,7 +74,15 @@ impl State {
             .filter(|stored| stored.state != "CANCELLED")
             .map(|stored| stored.amount_minor)
             .sum();
-        let is_known = self.reservations.contains_key(&request.reservation_id);
+        let known = self.reservations.get(&request.reservation_id);
+        if known.is_some_and(|known| known.state == "CANCELLED") {
+            return Ok(ReserveLimitResponse {
+                allowed: false,
+                reason: Some("Reservation was cancelled".to_owned()),
+                remaining: None,
+            });
+        }
+        let is_known = known.is_some();
         let limit = self.daily_limits.get(&request.limit_type);
         let allowed = is_known || limit.is_none_or(|limit| used + amount_minor <= *limit);
         if allowed && !is_known {
@@ -92,7 +103,13 @@ impl State {
         })
     }
 
-    fn end(&mut self, reservation_id: &str, state: &'static str) -> Result<(), Status> {
+    /// `used`: the confirmed part in kopecks.
+    fn end(
+        &mut self,
+        reservation_id: &str,
+        state: &'static str,
+        used: Option<i64>,
+    ) -> Result<(), Status> {
         if self.reservations_unavailable {
             return Err(Status::unavailable("reservations cannot be ended"));
         }
@@ -103,6 +120,7 @@ impl State {
             return Err(rpc::status::failed_precondition("RESERVATION_ENDED", ended));
         }
         stored.state = state;
+        stored.amount_minor = used.unwrap_or(stored.amount_minor);
         stored.end_calls += 1;
         Ok(())
     }
@@ -128,6 +146,7 @@ impl IdentityService for ServiceDoubles {
                 bank_account: format!("account of {user_id}"),
                 kyc_status: user.kyc.into(),
                 status: user.status.into(),
+                qualified_investor: user.investment_remaining_minor.is_none(),
                 user_id,
                 ..Default::default()
             });
@@ -184,8 +203,10 @@ impl IdentityService for ServiceDoubles {
         &self,
         request: Request<ConfirmLimitRequest>,
     ) -> Result<Response<ConfirmLimitResponse>, Status> {
-        let id = request.into_inner().reservation_id;
-        self.with(|state| state.end(&id, "CONFIRMED"))?;
+        let request = request.into_inner();
+        let used = request.amount.as_ref();
+        let used = used.map(|used| money_minor(Some(used)).unwrap_or_default());
+        self.with(|state| state.end(&request.reservation_id, "CONFIRMED", used))?;
         Ok(Response::new(ConfirmLimitResponse {}))
     }
 
@@ -194,7 +215,7 @@ impl IdentityService for ServiceDoubles {
         request: Request<CancelLimitRequest>,
     ) -> Result<Response<CancelLimitResponse>, Status> {
         let id = request.into_inner().reservation_id;
-        self.with(|state| state.end(&id, "CANCELLED"))?;
+        self.with(|state| state.end(&id, "CANCELLED", None))?;
         Ok(Response::new(CancelLimitResponse {}))
     }
 
@@ -220,19 +241,22 @@ impl IdentityService for ServiceDoubles {
         if self.with(|state| state.limits_unavailable.contains(&user_id)) {
             return Err(Status::unavailable("limits cannot be read"));
         }
-        let left = self.with(|state| {
-            state
-                .user(&user_id)
-                .map_or(0, |user| user.trading_remaining_minor)
+        let (left, of_year) = self.with(|state| {
+            let user = state.user(&user_id);
+            let left = user.map_or(0, |user| user.trading_remaining_minor);
+            (left, user.and_then(|user| user.investment_remaining_minor))
         });
-        Ok(Response::new(GetLimitsResponse {
-            user_id,
-            limits: vec![LimitUse {
-                limit_type: LimitType::Trading.into(),
-                daily_limit: Some(to_money(left + 500)),
-                used_today: Some(to_money(500)),
-            }],
-        }))
+        let mut limits = vec![LimitUse {
+            limit_type: LimitType::Trading.into(),
+            daily_limit: Some(to_money(left + 500)),
+            used_today: Some(to_money(500)),
+        }];
+        limits.extend(of_year.map(|left| LimitUse {
+            limit_type: LimitType::Investment.into(),
+            daily_limit: Some(to_money(left + 300)),
+            used_today: Some(to_money(300)),
+        }));
+        Ok(Response::new(GetLimitsResponse { user_id, limits }))
     }
 
     unimplemented_methods!(
@@ -242,5 +266,6 @@ impl IdentityService for ServiceDoubles {
         set_limit: SetLimitRequest => SetLimitResponse,
         block_user: BlockUserRequest => BlockUserResponse,
         unblock_user: UnblockUserRequest => UnblockUserResponse,
+        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }

@@ -168,7 +168,10 @@ impl PaymentsService for ServiceDoubles {
         handle_payment_webhook: HandlePaymentWebhookRequest => HandlePaymentWebhookResponse,
         list_payouts: ListPayoutsRequest => ListPayoutsResponse,
         list_receipts: ListReceiptsRequest => ListReceiptsResponse,
+        assign_receipt: AssignReceiptRequest => AssignReceiptResponse,
+        refund_receipt: RefundReceiptRequest => RefundReceiptResponse,
         reconcile: ReconcileRequest => ReconcileResponse,
         get_latest_report: GetLatestReportRequest => GetLatestReportResponse,
+        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }

@@ -34,6 +34,9 @@ pub struct Registry {
     pub refused_trades: Mutex<HashSet<String>>,
 }
 
+/// Marks a trade in the file that its batch left out.
+const FAILED: char = '!';
+
 #[derive(Default)]
 pub struct ChainState {
     /// In order of arrival: batch id and trade ids.
@@ -50,8 +53,16 @@ impl Registry {
         for line in std::fs::read_to_string(&file).unwrap_or_default().lines() {
             let mut words = line.split(' ').map(str::to_owned);
             let id = words.next().expect("an id");
-            state.failed.insert(id.clone(), Vec::new());
-            state.batches.push((id, words.collect()));
+            let (mut trades, mut failed) = (Vec::new(), Vec::new());
+            for word in words {
+                match word.strip_prefix(FAILED) {
+                    Some(trade) => failed.push(trade.to_owned()),
+                    None => trades.push(word),
+                }
+            }
+            trades.extend(failed.iter().cloned());
+            state.failed.insert(id.clone(), failed);
+            state.batches.push((id, trades));
         }
         Arc::new(Self {
             file: Some(file),
@@ -118,15 +129,20 @@ impl Registry {
             |number| always.contains(number) || (!id.ends_with("/2") && once.contains(number));
         let mut state = self.state.lock().unwrap();
         let trades: Vec<String> = legs.iter().map(|leg| leg.trade_id.clone()).collect();
+        let failed = legs.iter().filter(|leg| is_left_out(&leg.trade_number));
+        let failed: Vec<String> = failed.map(|leg| leg.trade_id.clone()).collect();
         if let Some(file) = &self.file {
+            let word = |trade: &String| match failed.contains(trade) {
+                true => format!("{FAILED}{trade}"),
+                false => trade.clone(),
+            };
+            let words: Vec<String> = trades.iter().map(word).collect();
             let file = std::fs::OpenOptions::new()
                 .create(true)
                 .append(true)
                 .open(file);
-            writeln!(file.unwrap(), "{id} {}", trades.join(" ")).unwrap();
+            writeln!(file.unwrap(), "{id} {}", words.join(" ")).unwrap();
         }
-        let failed = legs.iter().filter(|leg| is_left_out(&leg.trade_number));
-        let failed = failed.map(|leg| leg.trade_id.clone()).collect();
         state.batches.push((id.to_owned(), trades));
         state.failed.insert(id.to_owned(), failed);
         state
@@ -222,12 +238,16 @@ impl CfaRegistryService for Registry {
 
     unimplemented_methods!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
+        sign_issue_decision: SignIssueDecisionRequest => SignIssueDecisionResponse,
+        activate_instrument: ActivateInstrumentRequest => ActivateInstrumentResponse,
+        get_issue_decision: GetIssueDecisionRequest => GetIssueDecisionResponse,
         update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
         issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
         redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
         subscribe: SubscribeRequest => SubscribeResponse,
         cancel_subscription: CancelSubscriptionRequest => CancelSubscriptionResponse,
         list_subscriptions: ListSubscriptionsRequest => ListSubscriptionsResponse,
+        close_placement: ClosePlacementRequest => ClosePlacementResponse,
         issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
         offer_units: OfferUnitsRequest => OfferUnitsResponse,
         cancel_offer: CancelOfferRequest => CancelOfferResponse,
@@ -236,7 +256,13 @@ impl CfaRegistryService for Registry {
         start_redemption: StartRedemptionRequest => StartRedemptionResponse,
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,
         transfer_cfa: TransferCfaRequest => TransferCfaResponse,
+        issue_extract: IssueExtractRequest => IssueExtractResponse,
         list_holders: ListHoldersRequest => ListHoldersResponse,
+        list_chain_balances: ListChainBalancesRequest => ListChainBalancesResponse,
+        list_chain_breaks: ListChainBreaksRequest => ListChainBreaksResponse,
+        list_anchors: ListAnchorsRequest => ListAnchorsResponse,
+        accept_chain_break: AcceptChainBreakRequest => AcceptChainBreakResponse,
+        lift_quarantine: LiftQuarantineRequest => LiftQuarantineResponse,
         replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
         get_supply: GetSupplyRequest => GetSupplyResponse,
@@ -245,6 +271,10 @@ impl CfaRegistryService for Registry {
         finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
         list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
         resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
+        freeze_units: FreezeUnitsRequest => FreezeUnitsResponse,
+        lift_freeze: LiftFreezeRequest => LiftFreezeResponse,
+        force_transfer: ForceTransferRequest => ForceTransferResponse,
+        list_enforcement_acts: ListEnforcementActsRequest => ListEnforcementActsResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
         refund_redemption: RefundRedemptionRequest => RefundRedemptionResponse,
     );

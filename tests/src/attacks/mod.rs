@@ -37,7 +37,6 @@ use self::sessions::{Flood, Logins, Requests, SlowConsumer, Unread};
 use self::strangers::{Datagrams, Idle};
 pub use self::verdict::Verdict;
 use crate::Platform;
-use crate::call::OPERATOR;
 use crate::member::{instrument_of, limit};
 use crate::process::PATIENCE;
 use crate::world::User;
@@ -401,9 +400,7 @@ async fn member(platform: &Platform, trades_all_day: bool) -> User {
     if trades_all_day {
         let request = json!({ "userId": user.id, "reason": "trades all day", "bounds": {
             "openOrdersPerUser": 65_536, "openOrdersPerInstrument": 16_384 } });
-        platform
-            .ok(OPERATOR, "market.SetMemberBounds", request)
-            .await;
+        platform.approved("market.SetMemberBounds", request).await;
     }
     user
 }

@@ -9,20 +9,24 @@ use crate::world::{amount, limit_order, rub, symbol};
 
 /// An account that no payout goes to.
 const ACCOUNT: &str = "40702810900000000001";
+/// SHA-256 of the decision on the issue that is not active yet.
+const DOCUMENT: &str = "abababababababababababababababababababababababababababababababab";
 
 /// A valid request of `service.Method` without its context; `None`: it has no special one.
 pub fn special(stage: &Stage, name: &str) -> Option<Value> {
     let (area, _) = name.split_once('.')?;
     match area {
         "ledger" => ledger(stage, name),
-        "cfa" => instruments(stage, name).or_else(|| operations(stage, name)),
+        "cfa" => instruments(stage, name)
+            .or_else(|| operations(stage, name))
+            .or_else(|| enforcement(stage, name)),
         "payments" => payments(stage, name),
         "market" => orders(stage, name).or_else(|| supervision(stage, name)),
         "identity" => identity(stage, name),
         "chain" => chain(stage, name),
         "approvals" => approvals(stage, name),
         "sandbox" => bank(stage, name),
-        "settlement" if name == "settlement.RetrySettlement" => Some(json!({})),
+        "settlement" => settlement(stage, name),
         _ => None,
     }
 }
@@ -82,7 +86,15 @@ fn instruments(stage: &Stage, name: &str) -> Option<Value> {
             "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
             "priceBandLow": { "value": "1.00" }, "priceBandHigh": { "value": "100000.00" },
         }),
-        "cfa.UpdateInstrument" => json!({ "instrumentId": spare, "name": "Another name" }),
+        "cfa.SignIssueDecision" => json!({
+            "instrumentId": stage.draft, "documentHash": DOCUMENT, "signature": stage.signature,
+        }),
+        "cfa.ActivateInstrument" => {
+            json!({ "instrumentId": stage.draft, "documentHash": DOCUMENT })
+        }
+        "cfa.UpdateInstrument" => {
+            json!({ "instrumentId": spare, "priceBandHigh": { "value": "90000.00" } })
+        }
         "cfa.Subscribe" => json!({
             "instrumentId": bond, "investorId": user.id, "amount": one, "payment": rouble,
         }),
@@ -142,6 +154,32 @@ fn operations(stage: &Stage, name: &str) -> Option<Value> {
     })
 }
 
+fn enforcement(stage: &Stage, name: &str) -> Option<Value> {
+    let (bond, one) = (&stage.bond, amount(&stage.bond, "1"));
+    let (basis, document) = ("ENFORCEMENT_BASIS_COURT", "A decision");
+    Some(match name {
+        "cfa.FreezeUnits" => json!({
+            "instrumentId": bond, "holderId": stage.other.id, "amount": one, "basis": basis,
+            "document": document,
+        }),
+        "cfa.LiftFreeze" => json!({ "actId": stage.freeze, "document": document }),
+        "cfa.ForceTransfer" => json!({
+            "instrumentId": bond, "fromUserId": stage.user.id, "toUserId": stage.other.id,
+            "amount": one, "basis": basis, "document": document,
+        }),
+        "cfa.IssueExtract" => json!({ "instrumentId": bond, "holderId": stage.user.id }),
+        _ => return None,
+    })
+}
+
+fn settlement(stage: &Stage, name: &str) -> Option<Value> {
+    Some(match name {
+        "settlement.RetrySettlement" => json!({}),
+        "settlement.CloseCase" => json!({ "tradeId": stage.trade, "note": "a drill" }),
+        _ => return None,
+    })
+}
+
 fn payments(stage: &Stage, name: &str) -> Option<Value> {
     let user = &stage.user;
     Some(match name {
@@ -159,6 +197,13 @@ fn payments(stage: &Stage, name: &str) -> Option<Value> {
             "bankAccount": user.account,
         } }),
         "payments.CancelPayout" => json!({ "payoutId": stage.payout, "failureCode": "TEST" }),
+        // No receipt is unmatched.
+        "payments.AssignReceipt" => json!({
+            "receiptId": fresh(), "userId": user.id, "reason": "a drill",
+        }),
+        "payments.RefundReceipt" => json!({
+            "receiptId": fresh(), "bankAccount": user.account, "reason": "a drill",
+        }),
         "payments.Reconcile" => json!({ "businessDate": "2026-01-01T00:00:00Z" }),
         _ => return None,
     })
@@ -267,6 +312,7 @@ fn bank(stage: &Stage, name: &str) -> Option<Value> {
     Some(match name {
         "sandbox.Pay" => json!({ "qrPayload": stage.qr_payload }),
         "sandbox.SetFault" => json!({ "fault": "BANK_FAULT_NONE", "account": ACCOUNT }),
+        "sandbox.SignDocument" => json!({ "userId": stage.user.id, "documentHash": DOCUMENT }),
         _ => return None,
     })
 }

@@ -23,6 +23,11 @@ pub struct Stage {
     pub bond: String,
     /// An issue without holders.
     pub spare: String,
+    /// An issue that is not active yet, and its issuer's signature.
+    pub draft: String,
+    pub signature: String,
+    /// A freeze of units.
+    pub freeze: String,
     pub order: String,
     pub trade: String,
     pub trading_hold: String,
@@ -118,6 +123,9 @@ impl Stage {
             victim,
             bond,
             spare,
+            draft: String::new(),
+            signature: String::new(),
+            freeze: String::new(),
             order: text(&order, "/orderId"),
             trade,
             trading_hold,
@@ -137,6 +145,7 @@ impl Stage {
         };
         stage.prepare_ledger(platform).await;
         stage.prepare_offers(platform).await;
+        stage.prepare_issues(platform).await;
         stage.prepare_approvals(platform).await;
         stage
     }
@@ -170,6 +179,22 @@ impl Stage {
                 "payments.InitiatePayout" => self.payout = made,
                 "cfa.Subscribe" => self.subscription = made,
                 _ => self.offer = made,
+            }
+        }
+    }
+
+    async fn prepare_issues(&mut self, platform: &Platform) {
+        for (name, pointer) in [
+            ("cfa.RegisterInstrument", "/instrumentId"),
+            ("sandbox.SignDocument", "/signature"),
+            ("cfa.FreezeUnits", "/act/actId"),
+        ] {
+            let request = requests::special(self, name).expect("a request");
+            let made = text(&platform.ok(SERVICE, name, request).await, pointer);
+            match name {
+                "cfa.RegisterInstrument" => self.draft = made,
+                "sandbox.SignDocument" => self.signature = made,
+                _ => self.freeze = made,
             }
         }
     }

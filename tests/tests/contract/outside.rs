@@ -271,9 +271,9 @@ async fn unbalance(platform: &Platform) {
 }
 
 // rows: R120
-/// Needs a platform of its own, since its money stays unmatched.
+/// Needs a platform of its own, since its bank does not have the money.
 #[test]
-fn d51_a_second_payment_of_a_code_is_listed_as_unmatched_money() {
+fn d51_a_second_payment_of_a_code_is_listed_and_assigned_by_two_persons() {
     run(async {
         let mut platform = Platform::start().await;
         let user = platform.trader().await;
@@ -299,6 +299,23 @@ fn d51_a_second_payment_of_a_code_is_listed_as_unmatched_money() {
             "UNMATCHED_REASON_SECOND_PAYMENT"
         );
         assert_eq!(receipts[0]["amount"], rub("10.00"));
+        // One person does not assign it. By two it is a deposit of the user.
+        let assign = json!({
+            "receiptId": text(&receipts[0], "/receiptId"), "userId": user.id, "reason": "letter 7",
+        });
+        let alone = platform.refused(TREASURY, "payments.AssignReceipt", assign.clone());
+        assert_eq!(alone.await.reason, "APPROVAL_REQUIRED");
+        let approval = platform.approved("payments.AssignReceipt", assign).await;
+        platform.balance_is(&user.cash(), "20.00").await;
+        let request = json!({ "objectId": text(&receipts[0], "/receiptId") });
+        let listed = platform
+            .ok(AUDITOR, "payments.ListAuditRecords", request)
+            .await;
+        let actor = format!(
+            "anna, approved by boris (approval {})",
+            text(&approval, "/approvalId")
+        );
+        assert_eq!(text(&listed, "/records/0/actor"), actor);
         platform.stop().await;
     });
 }

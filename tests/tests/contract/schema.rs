@@ -284,7 +284,8 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
     assert_values(
         "dfa.common.v1.LimitType",
         "LIMIT_TYPE_",
-        &["DEPOSIT", "WITHDRAWAL", "TRADING"],
+        // INVESTMENT is an addition (F35).
+        &["DEPOSIT", "WITHDRAWAL", "TRADING", "INVESTMENT"],
     );
     assert_values(
         "dfa.common.v1.HashAlgorithm",

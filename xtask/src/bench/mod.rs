@@ -5,6 +5,7 @@ mod gate;
 mod idle;
 mod load;
 mod pipeline;
+mod settle;
 mod settlement;
 mod wire;
 
@@ -60,6 +61,18 @@ pub enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
+    /// `settle` with two million trades. Fails if it is below 0.6 of its floor, if the last tenth
+    /// is below 0.9 of the first, or if gas or bytes per trade exceed their goals.
+    Settle {
+        #[arg(long, default_value_t = 2_000_000)]
+        trades: u64,
+        #[arg(long, default_value_t = 16)]
+        members: u32,
+        /// Folder for the data, about 60 GB for two million trades; default: the system's
+        /// temporary folder.
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
     /// 1,500,000/s. Prints medians over the rounds, and their ratios to the bare rings. Fails if a
     /// ratio exceeds its goal.
@@ -91,6 +104,11 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             file,
         } => wire::run(runs, seconds, rate, file.as_deref()),
         Task::Gate { seconds } => gate::run(seconds),
+        Task::Settle {
+            trades,
+            members,
+            dir,
+        } => settle::run(trades, members, dir.as_deref()),
         Task::Settlement { seconds } => settlement::run(seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }

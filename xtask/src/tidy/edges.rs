@@ -37,7 +37,7 @@ const TRADING: &[&str] = &[
 #[rustfmt::skip]
 const LOWER: &[&str] = &[
     "admission", "engine", "events", "journal", "latency", "proto", "rail", "rpc", "sequencer", "service-kit",
-    "transport", "types", "wire",
+    "signatures", "transport", "types", "wire",
 ];
 
 enum To {
@@ -68,6 +68,7 @@ const RULES: &[Rule] = &[
     (&["latency"], Only(&[]), "histograms and plots are independent of the measurement"),
     (&["service-kit"], Only(&[]), "tools of all services depend on none of them"),
     (&["events"], Only(&["service-kit"]), "the event log does not interpret its events"),
+    (&["signatures"], Only(&[]), "a signature does not depend on the document's service"),
     (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract depends on neither of its sides"),
     (&["proto"], Only(&["types"]), "the contracts have no rules"),
     (&["rpc"], Only(&["proto", "service-kit", "types"]), "the server side of every service depends on none of them"),

@@ -103,18 +103,18 @@ async fn records(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let last: Option<(i64, Vec<u8>)> = sqlx::query_as(LAST_RECORD).fetch_optional(&mut *tx).await?;
     let last = last.map(|(sequence, hash)| Ok::<_, Error>((sequence, hash_of(sequence, &hash)?)));
     for sealed in audit::seal_records(last.transpose()?, book) {
-        let record = sealed.record;
+        let (record, act) = (sealed.record, sealed.record.act);
         sqlx::query(INSERT_RECORD)
             .bind(record.sequence)
             .bind(record.at_us)
-            .bind(record.actor)
-            .bind(record.action)
-            .bind(record.object_id)
-            .bind(record.before)
-            .bind(record.after)
-            .bind(record.reason)
-            .bind(record.request_id)
-            .bind(record.correlation_id)
+            .bind(act.actor)
+            .bind(act.action)
+            .bind(act.object_id)
+            .bind(act.before)
+            .bind(act.after)
+            .bind(act.reason)
+            .bind(act.request_id)
+            .bind(act.correlation_id)
             .bind(&sealed.previous_hash[..])
             .bind(&sealed.hash[..])
             .execute(&mut *tx)

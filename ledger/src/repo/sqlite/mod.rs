@@ -49,10 +49,69 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0007_audit_records"
 );
 
+const VERIFIED: &str = "checked by `verify`";
+
+/// What no trade writes has seals, or a total. `verify` checks operations and postings with their
+/// blocks, balances and amounts of holds with the postings, and the terms of an order's hold with
+/// those of its trading hold.
+static SEALING: events::Sealing = events::Sealing {
+    exempt: &[
+        ("operations", VERIFIED),
+        ("postings", VERIFIED),
+        ("audit_blocks", VERIFIED),
+        ("audit_records", VERIFIED),
+        ("operations_of_users", VERIFIED),
+        ("operations_listed", "how far the list of a user reaches"),
+    ],
+    partly: &[("holds", "ROW.parent_hold_id IS NULL", VERIFIED)],
+    columns: &[
+        (
+            "sub_accounts",
+            &[
+                "account_id",
+                "user_id",
+                "instrument_id",
+                "freeze",
+                "closed",
+                "may_be_negative",
+                "created_at_us",
+            ],
+        ),
+        (
+            "holds",
+            &[
+                "subaccount_id",
+                "user_id",
+                "instrument_id",
+                "reason",
+                "owner",
+                "parent_hold_id",
+                "destination_subaccount_id",
+                "expires_at_us",
+                "created_at_us",
+            ],
+        ),
+    ],
+    summed: &[
+        ("answers", "one per call"),
+        ("holds", "one per order of a user without a trading hold"),
+    ],
+};
+
+/// The ledger's file in the folder, with the tables whose rows have seals.
+pub fn sealed_store(data_dir: &Path) -> events::SealedStore {
+    events::SealedStore {
+        name: "ledger",
+        path: data_dir.join(FILE),
+        sealing: &SEALING,
+    }
+}
+
 /// Opens `ledger.sqlite` in the folder and migrates its schema. Returns the reads and the writes of
 /// the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
-    let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
+    let store = sealed_store(data_dir);
+    let db = Direct::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
     let tx = db.write().await?;
     let unindexed = user_index::unindexed(&tx)?;
     drop(tx);

@@ -25,6 +25,9 @@ static SUB_ACCOUNT: Insert = Insert::new(
      closed, may_be_negative, created_at_us, updated_at_us, last_posting)",
     14,
 );
+/// Without `freeze` and `closed`, whose updates have triggers (`events::seal`).
+const SUB_ACCOUNT_BALANCE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, \
+     updated_at_us = ?6, last_posting = ?7 WHERE subaccount_id = ?1 AND version = ?8";
 const SUB_ACCOUNT_STATE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, \
      freeze = ?6, closed = ?7, updated_at_us = ?8, last_posting = ?9 WHERE subaccount_id = ?1 AND version = ?10";
 static HOLD: Insert = Insert::new(
@@ -153,18 +156,18 @@ fn save_records(db: &Connection, book: &Book) -> Result<(), Error> {
     };
     let sealed = audit::seal_records(last, book);
     execute_each(db, INSERT_RECORD, sealed, |to, sealed| {
-        let record = sealed.record;
+        let (record, act) = (sealed.record, sealed.record.act);
         to.execute(params![
             record.sequence,
             record.at_us,
-            record.actor,
-            record.action,
-            record.object_id,
-            record.before,
-            record.after,
-            record.reason,
-            record.request_id,
-            record.correlation_id,
+            act.actor,
+            act.action,
+            act.object_id,
+            act.before,
+            act.after,
+            act.reason,
+            act.request_id,
+            act.correlation_id,
             sealed.previous_hash,
             sealed.hash,
         ])
@@ -267,7 +270,14 @@ fn save_accounts(db: &Connection, book: &Book) -> Result<(), Error> {
         .collect();
     // In key order, so that rows of one page are updated together.
     updated.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
-    execute_each_existing(db, SUB_ACCOUNT_STATE, updated, |to, (before, row)| {
+    let is_marked = |(before, row): &(&SubAccount, &SubAccount)| {
+        (before.freeze, before.closed) != (row.freeze, row.closed)
+    };
+    let (marked, moved): (Vec<_>, Vec<_>) = updated.into_iter().partition(is_marked);
+    execute_each_existing(db, SUB_ACCOUNT_BALANCE, moved, |to, (before, row)| {
+        put_subaccount_balance(to, before, row)
+    })?;
+    execute_each_existing(db, SUB_ACCOUNT_STATE, marked, |to, (before, row)| {
         put_subaccount_state(to, before, row)
     })
 }
@@ -390,6 +400,23 @@ fn put_subaccount(to: &mut Values, subaccount: &SubAccount) -> rusqlite::Result<
         subaccount.updated_at_us,
         subaccount.last_posting,
     )
+}
+
+fn put_subaccount_balance(
+    to: &mut CachedStatement,
+    before: &SubAccount,
+    subaccount: &SubAccount,
+) -> rusqlite::Result<usize> {
+    to.execute(params![
+        subaccount.terms.subaccount_id,
+        subaccount.balance.0,
+        subaccount.held.0,
+        subaccount.unsettled.0,
+        subaccount.version.cast_signed(),
+        subaccount.updated_at_us,
+        subaccount.last_posting,
+        before.version.cast_signed(),
+    ])
 }
 
 fn put_subaccount_state(

@@ -32,7 +32,7 @@ pub fn profile(user: &User) -> pb::UserProfile {
 
 pub fn limit_type(number: i32) -> Result<LimitType, Status> {
     LimitType::from_code(number)
-        .ok_or_else(|| invalid_argument("limit_type", "must be DEPOSIT, WITHDRAWAL or TRADING"))
+        .ok_or_else(|| invalid_argument("limit_type", "must be one of the limit types"))
 }
 
 /// `None` when unset.
@@ -64,7 +64,7 @@ pub fn notional(value: &common::Money) -> Result<Decimal, Status> {
     Ok(notional)
 }
 
-/// A daily limit in roubles: not negative, exact in kopecks.
+/// A limit in roubles: not negative, exact in kopecks.
 pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
     rubles("daily_limit", value)?;
     let limit = convert::decimal(value.amount.as_ref())

@@ -1,6 +1,7 @@
 //! `IdentityService` and its HTTP reads.
 
 mod convert;
+mod records;
 mod reservations;
 pub mod uses;
 
@@ -11,9 +12,7 @@ use axum::{
     extract::{Path, State},
     routing::get,
 };
-use events::calls::{self, Answered, CallKey};
 use events::{Event, Sqlite, Tx};
-use prost::Message;
 use proto::{
     common::v1 as common,
     identity::v1::{self as pb, identity_service_server::IdentityService},
@@ -33,17 +32,21 @@ use types::{
 };
 use uuid::Uuid;
 
+use crate::api::{begin, commit};
+
 use self::convert::{
     account_of, amount, checked_account, hash_name, kyc_level, limit_amount, limit_type, money,
     profile,
 };
+use self::records::{By, Change};
 use super::{
     publish::{Kind, event},
     repo::{self, User},
     rules::{self, Defaults, Limit, ReservationState, TradingBasis},
 };
 
-const SOURCE: &str = "identity";
+/// Name of this service in health and audit records.
+pub const SOURCE: &str = "identity";
 
 /// The service; clones share the store.
 #[derive(Clone)]
@@ -98,16 +101,22 @@ impl Api {
     }
 
     async fn used(&self, user_id: &str, limit_type: LimitType) -> Result<Decimal, Status> {
-        let today = BusinessDay::of(self.0.clock.now_us());
-        repo::used(self.0.db.read(), user_id, today, limit_type)
+        let period = self.period(limit_type);
+        repo::used(self.0.db.read(), user_id, period, limit_type)
             .await
             .map_err(sql_status)
     }
 
+    /// First day of the current period of a limit.
+    fn period(&self, limit_type: LimitType) -> BusinessDay {
+        rules::period(limit_type, BusinessDay::of(self.0.clock.now_us()))
+    }
+
     async fn limits(&self, user_id: &str) -> Result<pb::GetLimitsResponse, Status> {
-        self.user(user_id).await?;
+        let standing = self.user(user_id).await?.standing();
         let mut limits = Vec::new();
-        for limit_type in LimitType::ALL {
+        let applying = LimitType::ALL.iter();
+        for limit_type in applying.filter(|limit_type| standing.has_limit(**limit_type)) {
             let limit = self.limit(user_id, *limit_type).await?;
             let used = self.used(user_id, *limit_type).await?;
             limits.push(limit_use(*limit_type, &limit, used));
@@ -123,12 +132,13 @@ impl Api {
         event(kind, user_id, reason, correlation_id, now_us)
     }
 
-    /// Changes a user and appends the event. Does neither if `act` changes nothing.
+    /// Changes a user, and appends the event and the audit record. Does neither if `act` changes
+    /// nothing.
     async fn change_in_tx(
         &self,
         tx: &mut Tx,
+        by: By<'_>,
         user_id: &str,
-        context: &rpc::Context,
         reason: &str,
         act: impl FnOnce(&mut User) -> Kind,
     ) -> Result<pb::UserProfile, Status> {
@@ -138,65 +148,22 @@ impl Api {
         let kind = act(&mut user);
         if user != before {
             repo::save_in_tx(tx, &user).await.map_err(sql_status)?;
-            let event = self.event(kind, user_id, reason, &context.correlation_id);
+            let event = self.event(kind, user_id, reason, &by.context.correlation_id);
             events::outbox::append_in_tx(tx, &[event])
                 .await
                 .map_err(events_status)?;
+            let (before, after) = (before.audit_text(), user.audit_text());
+            let change = Change {
+                action: kind.action(),
+                user_id,
+                before: &before,
+                after: &after,
+                reason,
+            };
+            self.record(tx, by, change).await?;
             tracing::info!(user_id, change = ?kind, reason, "user changed");
         }
         Ok(profile(&user))
-    }
-
-    /// Begins a write that acts once per key (D50): a transaction, or the earlier call's answer.
-    async fn begin<T: Message + Default>(&self, once: &Once) -> Result<Begun<T>, Status> {
-        let mut tx = self.0.db.write().await.map_err(events_status)?;
-        let stored = calls::find(&mut *tx, &call_key(once)).await;
-        match stored.map_err(events_status)? {
-            Some(stored) => Ok(Begun::Repeat(once.repeat(stored.digest, &stored.answer)?)),
-            None => Ok(Begun::New(tx)),
-        }
-    }
-
-    /// Commits a write together with its answer.
-    async fn commit<T: Message>(
-        &self,
-        mut tx: Tx,
-        once: &Once,
-        answer: T,
-    ) -> Result<Response<T>, Status> {
-        let stored = Answered {
-            digest: once.digest,
-            answer: answer.encode_to_vec(),
-        };
-        calls::store_in_tx(&mut tx, &call_key(once), &stored)
-            .await
-            .map_err(events_status)?;
-        tx.commit().await.map_err(events_status)?;
-        Ok(Response::new(answer))
-    }
-}
-
-/// A write that acts once per key: new, or repeated with the stored answer.
-enum Begun<T> {
-    New(Tx),
-    Repeat(Response<T>),
-}
-
-/// Begins a write in a handler; returns the answer of a repeat.
-macro_rules! begin {
-    ($api:expr, $once:expr) => {
-        match $api.begin($once).await? {
-            Begun::New(tx) => tx,
-            Begun::Repeat(answer) => return Ok(answer),
-        }
-    };
-}
-
-fn call_key(once: &Once) -> CallKey {
-    CallKey {
-        call: once.call,
-        subject: once.subject.clone(),
-        key: once.key.clone(),
     }
 }
 
@@ -275,8 +242,10 @@ impl IdentityService for Api {
         request: Request<pb::ConfirmLimitRequest>,
     ) -> Result<Response<pb::ConfirmLimitResponse>, Status> {
         let ask = request.into_inner();
-        let ended =
-            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Confirmed);
+        let used = ask.amount.as_ref();
+        let used = used.map(|used| amount("amount", Some(used))).transpose()?;
+        let confirmed = ReservationState::Confirmed;
+        let ended = self.end_reservation(ask.context, ask.reservation_id, confirmed, used);
         Ok(answered(pb::ConfirmLimitResponse {}, ended.await?))
     }
 
@@ -285,8 +254,8 @@ impl IdentityService for Api {
         request: Request<pb::CancelLimitRequest>,
     ) -> Result<Response<pb::CancelLimitResponse>, Status> {
         let ask = request.into_inner();
-        let ended =
-            self.end_reservation(ask.context, ask.reservation_id, ReservationState::Cancelled);
+        let cancelled = ReservationState::Cancelled;
+        let ended = self.end_reservation(ask.context, ask.reservation_id, cancelled, None);
         Ok(answered(pb::CancelLimitResponse {}, ended.await?))
     }
 
@@ -322,39 +291,10 @@ impl IdentityService for Api {
         &self,
         request: Request<pb::CreateUserRequest>,
     ) -> Result<Response<pb::CreateUserResponse>, Status> {
-        let ask = request.into_inner();
-        let context = rpc::context::write(ask.context)?;
-        let generated = ask.user_id.is_empty();
-        let user_id = if generated {
-            Uuid::now_v7().to_string()
-        } else {
-            ask.user_id
-        };
-        if let Err(error) = UserId::new(&user_id) {
-            return Err(invalid_argument("user_id", error.to_string()));
-        }
-        if user_id == SYSTEM_USER {
-            return Err(invalid_argument("user_id", "is reserved"));
-        }
-        let kyc_level = kyc_level(ask.kyc_status)?.unwrap_or(common::KycStatus::None as i32);
-        let bank_account = if ask.bank_account.is_empty() {
-            account_of(&user_id)
-        } else {
-            checked_account(ask.bank_account)?
-        };
-        let user = User {
-            onchain_address: eip55(&onchain_address(&user_id)),
-            user_id,
-            kyc_level,
-            bank_account,
-            blocked: None,
-            qualified_investor: ask.qualified_investor,
-            sanctioned: false,
-            full_name_hash: hash_name(&ask.full_name),
-            idempotency_key: context.idempotency_key.clone(),
-            generated,
-            created_at_us: self.0.clock.now_us(),
-        };
+        let caller = rpc::caller(&request)?.clone();
+        let mut ask = request.into_inner();
+        let context = rpc::context::write(ask.context.take())?;
+        let user = new_user(ask, &context, self.0.clock.now_us())?;
         let mut tx = self.0.db.write().await.map_err(events_status)?;
         // T12: the key repeats the call only for the same user.
         let known = if user.generated {
@@ -365,6 +305,9 @@ impl IdentityService for Api {
         if let Some(stored) = known.map_err(sql_status)? {
             if stored.idempotency_key != user.idempotency_key {
                 return Err(already_exists("USER_EXISTS", "User already exists"));
+            }
+            if stored.created_with != 0 && stored.created_with != user.created_with {
+                rpc::context::note_difference("CreateUser", &user.idempotency_key);
             }
             let profile = Some(profile(&stored));
             return Ok(answered(pb::CreateUserResponse { profile }, true));
@@ -383,6 +326,15 @@ impl IdentityService for Api {
         events::outbox::append_in_tx(&mut tx, &[created])
             .await
             .map_err(events_status)?;
+        let change = Change {
+            action: Kind::Created.action(),
+            user_id: &user.user_id,
+            before: "",
+            after: &user.audit_text(),
+            reason: "",
+        };
+        self.record(&mut tx, By::of(&caller, &context), change)
+            .await?;
         tx.commit().await.map_err(events_status)?;
         tracing::info!(user_id = user.user_id, "user created");
         Ok(Response::new(pb::CreateUserResponse {
@@ -400,9 +352,22 @@ impl IdentityService for Api {
         let once = Once::of("UpdateUser", &caller, &context, &ask);
         let kyc = kyc_level(ask.kyc_status)?;
         let bank_account = ask.bank_account.map(checked_account).transpose()?;
-        let mut tx = begin!(self, &once);
+        let mut tx = begin!(&self.0.db, &once);
+        let stored = repo::get(&mut *tx, &ask.user_id)
+            .await
+            .map_err(sql_status)?;
+        let stored = stored.ok_or_else(unknown_user)?;
+        let moves_account = !stored.bank_account.is_empty()
+            && (bank_account.as_ref()).is_some_and(|account| *account != stored.bank_account);
+        let clears_sanctions = stored.sanctioned && ask.sanctioned == Some(false);
+        // It ends the yearly limit of the user's purchases (F35).
+        let qualifies = !stored.qualified_investor && ask.qualified_investor == Some(true);
+        if moves_account || clears_sanctions || qualifies {
+            caller.require_approval("dfa.identity.v1.IdentityService/UpdateUser")?;
+        }
         let reason = "profile changed";
-        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, reason, |user| {
+        let by = By::of(&caller, &context);
+        let changed = self.change_in_tx(&mut tx, by, &ask.user_id, reason, |user| {
             user.kyc_level = kyc.unwrap_or(user.kyc_level);
             if let Some(account) = bank_account {
                 user.bank_account = account;
@@ -413,7 +378,7 @@ impl IdentityService for Api {
         });
         let profile = Some(changed.await?);
         let answer = pb::UpdateUserResponse { profile };
-        self.commit(tx, &once, answer).await
+        commit(tx, &once, answer).await
     }
 
     async fn set_limit(
@@ -426,7 +391,7 @@ impl IdentityService for Api {
         let once = Once::of("SetLimit", &caller, &context, &ask);
         let limit_type = limit_type(ask.limit_type)?;
         let daily = ask.daily_limit.as_ref().map(limit_amount).transpose()?;
-        let mut tx = begin!(self, &once);
+        let mut tx = begin!(&self.0.db, &once);
         let user = repo::get(&mut *tx, &ask.user_id)
             .await
             .map_err(sql_status)?;
@@ -441,8 +406,6 @@ impl IdentityService for Api {
         };
         if limit.is_above(&known) {
             caller.require_approval("dfa.identity.v1.IdentityService/SetLimit")?;
-            let (user_id, by) = (&ask.user_id, &caller.subject);
-            tracing::info!(user_id, %limit_type, by, "user limit raised");
         }
         repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
             .await
@@ -457,12 +420,24 @@ impl IdentityService for Api {
         events::outbox::append_in_tx(&mut tx, &[updated])
             .await
             .map_err(events_status)?;
-        let today = BusinessDay::of(self.0.clock.now_us());
-        let used = repo::used(&mut *tx, &ask.user_id, today, limit_type).await;
+        if limit != known {
+            let (before, after) = (known.audit_text(limit_type), limit.audit_text(limit_type));
+            let change = Change {
+                action: "limit.set",
+                user_id: &ask.user_id,
+                before: &before,
+                after: &after,
+                reason: "",
+            };
+            self.record(&mut tx, By::of(&caller, &context), change)
+                .await?;
+        }
+        let period = self.period(limit_type);
+        let used = repo::used(&mut *tx, &ask.user_id, period, limit_type).await;
         let answer = pb::SetLimitResponse {
             limit: Some(limit_use(limit_type, &limit, used.map_err(sql_status)?)),
         };
-        self.commit(tx, &once, answer).await
+        commit(tx, &once, answer).await
     }
 
     async fn block_user(
@@ -473,14 +448,15 @@ impl IdentityService for Api {
         let mut ask = request.into_inner();
         let context = rpc::context::write(ask.context.take())?;
         let once = Once::of("BlockUser", &caller, &context, &ask);
-        let mut tx = begin!(self, &once);
-        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, &ask.reason, |user| {
+        let mut tx = begin!(&self.0.db, &once);
+        let by = By::of(&caller, &context);
+        let changed = self.change_in_tx(&mut tx, by, &ask.user_id, &ask.reason, |user| {
             user.blocked.get_or_insert_with(|| ask.reason.clone());
             Kind::Blocked
         });
         let profile = Some(changed.await?);
         let answer = pb::BlockUserResponse { profile };
-        self.commit(tx, &once, answer).await
+        commit(tx, &once, answer).await
     }
 
     async fn unblock_user(
@@ -491,17 +467,64 @@ impl IdentityService for Api {
         let mut ask = request.into_inner();
         let context = rpc::context::write(ask.context.take())?;
         let once = Once::of("UnblockUser", &caller, &context, &ask);
-        let mut tx = begin!(self, &once);
-        let (user_id, by) = (&ask.user_id, &caller.subject);
-        tracing::info!(user_id, by, reason = ask.reason, "user unblock requested");
-        let changed = self.change_in_tx(&mut tx, &ask.user_id, &context, &ask.reason, |user| {
+        let mut tx = begin!(&self.0.db, &once);
+        let by = By::of(&caller, &context);
+        let changed = self.change_in_tx(&mut tx, by, &ask.user_id, &ask.reason, |user| {
             user.blocked = None;
             Kind::Unblocked
         });
         let profile = Some(changed.await?);
         let answer = pb::UnblockUserResponse { profile };
-        self.commit(tx, &once, answer).await
+        commit(tx, &once, answer).await
     }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<pb::ListAuditRecordsRequest>,
+    ) -> Result<Response<pb::ListAuditRecordsResponse>, Status> {
+        self.audit_records(request.into_inner()).await
+    }
+}
+
+/// The user of a valid request.
+fn new_user(
+    ask: pb::CreateUserRequest,
+    context: &rpc::Context,
+    now_us: i64,
+) -> Result<User, Status> {
+    let created_with = rpc::context::digest(&ask);
+    let generated = ask.user_id.is_empty();
+    let user_id = if generated {
+        Uuid::now_v7().to_string()
+    } else {
+        ask.user_id
+    };
+    if let Err(error) = UserId::new(&user_id) {
+        return Err(invalid_argument("user_id", error.to_string()));
+    }
+    if user_id == SYSTEM_USER {
+        return Err(invalid_argument("user_id", "is reserved"));
+    }
+    let kyc_level = kyc_level(ask.kyc_status)?.unwrap_or(common::KycStatus::None as i32);
+    let bank_account = if ask.bank_account.is_empty() {
+        account_of(&user_id)
+    } else {
+        checked_account(ask.bank_account)?
+    };
+    Ok(User {
+        onchain_address: eip55(&onchain_address(&user_id)),
+        user_id,
+        kyc_level,
+        bank_account,
+        blocked: None,
+        qualified_investor: ask.qualified_investor,
+        sanctioned: false,
+        full_name_hash: hash_name(&ask.full_name),
+        idempotency_key: context.idempotency_key.clone(),
+        generated,
+        created_with,
+        created_at_us: now_us,
+    })
 }
 
 fn limit_use(limit_type: LimitType, limit: &Limit, used: Decimal) -> pb::LimitUse {

@@ -1,11 +1,12 @@
-//! Reservations of limits (T24). An operation reserves its amount before it acts and confirms or
-//! cancels it when it ends. Reserved amounts count as used on the day of the reservation.
+//! Reservations of limits (T24, F35). An operation reserves its amount before it acts and confirms
+//! or cancels it when it ends. Reserved amounts count as used in the period of the reservation: its
+//! day, of INVESTMENT its calendar year.
 
 use proto::{common::v1 as common, identity::v1 as pb};
 use rpc::context::answered;
 use rpc::status::{failed_precondition, invalid_argument, not_found};
 use tonic::{Response, Status};
-use types::{BusinessDay, Decimal, LimitType};
+use types::{Decimal, LimitType};
 
 use super::convert::{amount, limit_type, money};
 use super::{Api, events_status, sql_status, unknown_user};
@@ -32,7 +33,7 @@ impl Api {
         let mut wanted = Reservation {
             reservation_id: checked_id(ask.reservation_id)?,
             amount: amount("amount", ask.amount.as_ref())?,
-            day: BusinessDay::of(self.0.clock.now_us()),
+            day: self.period(limit_type),
             user_id: ask.user_id,
             limit_type,
             state: ReservationState::Reserved,
@@ -84,15 +85,18 @@ impl Api {
         Ok(answered(response(wanted, remaining), false))
     }
 
-    /// Ends an open reservation; returns true if it has ended in this state before.
+    /// Ends an open reservation; returns true if it has ended in this state before. A confirmation
+    /// keeps `used` of the reserved amount, or all of it, and returns the rest.
     ///
     /// # Errors
-    /// `Reservation not found`; FAILED_PRECONDITION if it was refused or ended differently.
+    /// `Reservation not found`; FAILED_PRECONDITION if it was refused or ended differently;
+    /// INVALID_ARGUMENT if `used` exceeds the reserved amount.
     pub(super) async fn end_reservation(
         &self,
         context: Option<common::RequestContext>,
         reservation_id: String,
         end: ReservationState,
+        used: Option<Decimal>,
     ) -> Result<bool, Status> {
         rpc::context::write(context)?;
         let reservation_id = checked_id(reservation_id)?;
@@ -102,6 +106,9 @@ impl Api {
         let mut stored =
             stored.ok_or_else(|| not_found("RESERVATION_NOT_FOUND", "Reservation not found"))?;
         if stored.state == end {
+            if used.is_some_and(|used| used != stored.amount) {
+                rpc::context::note_difference("ConfirmLimit", &reservation_id);
+            }
             return Ok(true);
         }
         if stored.state != ReservationState::Reserved {
@@ -109,20 +116,23 @@ impl Api {
             return Err(failed_precondition("RESERVATION_ENDED", message));
         }
         stored.state = end;
+        let kept = match end {
+            ReservationState::Cancelled => Decimal::ZERO,
+            _ => used.unwrap_or(stored.amount),
+        };
+        let change = kept.checked_sub(stored.amount);
+        let change = change.map_err(|error| rpc::status::internal(&error))?;
+        if change.is_positive() {
+            return Err(invalid_argument("amount", "exceeds the reserved amount"));
+        }
+        if end == ReservationState::Confirmed {
+            stored.amount = kept;
+        }
         let saved = repo::save_reservation_in_tx(&mut tx, &stored);
         saved.await.map_err(sql_status)?;
-        if end == ReservationState::Cancelled {
-            let Reservation {
-                user_id,
-                day,
-                limit_type,
-                amount,
-                ..
-            } = &stored;
-            let returned = Decimal::ZERO
-                .checked_sub(*amount)
-                .map_err(|error| rpc::status::internal(&error))?;
-            let used = repo::add_use_in_tx(&mut tx, user_id, *day, *limit_type, returned);
+        if !change.is_zero() {
+            let (user_id, day) = (&stored.user_id, stored.day);
+            let used = repo::add_use_in_tx(&mut tx, user_id, day, stored.limit_type, change);
             used.await.map_err(sql_status)?;
         }
         tx.commit().await.map_err(events_status)?;

@@ -1,9 +1,10 @@
-//! Counts limit use from the platform's events, per business day in Moscow.
+//! Counts limit use from the platform's events, per business day in Moscow, and purchases per year.
 //!
 //! A deposit counts when its tokens are issued, not when it is paid, because the issue checks the
 //! same limit again (T24) and must not count its own payment. An operation with a reservation
 //! counts from its reservation; its event adds nothing. Trading counts the traded amounts of both
-//! sides, so a cancelled order uses nothing.
+//! sides, so a cancelled order uses nothing. The buyer's value also counts against the INVESTMENT
+//! limit of the year (F35), whatever the basis of the day's limit.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +15,10 @@ use tokio_util::sync::CancellationToken;
 use types::{BusinessDay, CFA_RUB, Decimal, LimitType};
 use uuid::Uuid;
 
-use crate::identity::{repo, rules::TradingBasis};
+use crate::identity::{
+    repo,
+    rules::{TradingBasis, period},
+};
 
 const GROUP: &str = "identity.uses";
 /// Maximum events per transaction.
@@ -93,7 +97,7 @@ async fn add_uses(
             if !operation_id.is_empty() && repo::is_counted_in_tx(&mut tx, operation_id).await? {
                 continue;
             }
-            let day = BusinessDay::of(used.at_us);
+            let day = period(used.limit_type, BusinessDay::of(used.at_us));
             let key = (used.user_id, day.number(), used.limit_type.as_str());
             let (_, _, sum) = sums
                 .entry(key)
@@ -145,12 +149,13 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
             let trade = market::TradeExecutedEvent::decode(bytes).map_err(broken)?;
             let number = |value| convert::decimal(value).map_err(|error| error.to_string());
             let quantity = number(trade.quantity.as_ref())?;
+            let notional = quantity
+                .checked_mul(number(trade.price.as_ref())?)
+                .map_err(|error| error.to_string())?
+                .normalized();
             let amount = match basis {
                 TradingBasis::Quantity => quantity,
-                TradingBasis::Notional => quantity
-                    .checked_mul(number(trade.price.as_ref())?)
-                    .map_err(|error| error.to_string())?
-                    .normalized(),
+                TradingBasis::Notional => notional,
             };
             let at_us = time(trade.executed_at.as_ref());
             let side = |user_id| Use {
@@ -160,7 +165,12 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
                 at_us,
                 operation_id: String::new(),
             };
-            Ok(vec![side(trade.buyer_id), side(trade.seller_id)])
+            let purchase = Use {
+                limit_type: LimitType::Investment,
+                amount: notional,
+                ..side(trade.buyer_id.clone())
+            };
+            Ok(vec![side(trade.buyer_id), side(trade.seller_id), purchase])
         }
         _ => Ok(Vec::new()),
     }

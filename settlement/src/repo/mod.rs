@@ -1,6 +1,8 @@
 //! Settlement's store: the state of each batch, so a restart repeats the interrupted step. The
 //! ledger, not this store, is authoritative for money.
 
+mod cases;
+
 use std::collections::BTreeMap;
 
 use events::Sqlite;
@@ -13,6 +15,8 @@ use crate::bust;
 use crate::progress::Suspension;
 use crate::saga::Saga;
 
+pub use cases::{Case, Closed, NewCase};
+
 /// The store cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -24,6 +28,8 @@ pub enum StoreError {
     Saga(#[from] serde_json::Error),
     #[error("settlement store contains an unreadable bust trade: {0}")]
     Bust(String),
+    #[error("settlement store contains an unreadable case: {0}")]
+    Case(String),
 }
 
 /// A stored batch.
@@ -90,8 +96,20 @@ pub struct RequestedBust {
 /// The schema, applied after outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
-    "0004_bust_commands", "0005_operators"
+    "0004_bust_commands", "0005_operators", "0006_cases"
 );
+
+/// Rows without a seal: open batches, whose trades the ledger has in its blocks.
+pub static SEALING: events::Sealing = events::Sealing {
+    exempt: &[],
+    partly: &[(
+        "batches",
+        "ROW.state = 'FINAL'",
+        "an open batch is compared with ledger and chain at each step",
+    )],
+    columns: &[],
+    summed: &[("batches", "one per batch of trades")],
+};
 
 /// Settlement's SQLite store.
 #[derive(Clone)]
@@ -101,7 +119,7 @@ pub struct Repo {
 
 impl Repo {
     pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
-        let db = Sqlite::open(path, &MIGRATOR).await?;
+        let db = Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?;
         Ok(Self { db })
     }
 
@@ -153,11 +171,13 @@ impl Repo {
         Ok(())
     }
 
-    /// Stores a batch's state, drops data that no later step needs, and adds bust trades.
+    /// Stores a batch's state, drops data that no later step needs, and adds bust trades with their
+    /// cases.
     pub async fn advance(
         &self,
         row: &Stored,
         bust: &[Bust],
+        cases: &[NewCase],
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
@@ -189,6 +209,9 @@ impl Repo {
             .bind(command)
             .execute(&mut *tx)
             .await?;
+        }
+        for case in cases {
+            cases::open_in_tx(&mut tx, case, &row.batch_id, now_us).await?;
         }
         tx.commit().await?;
         Ok(())

@@ -1,0 +1,155 @@
+//! Operations read from the store's file, without a running service, to compare them with the
+//! ledger.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use sqlx::{Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
+use types::OperationType;
+
+use super::code;
+use crate::error::Error;
+use crate::model::{Flow, Status};
+
+/// Operations of references: of an operation's id, or of a trade's.
+const BY_REFERENCE: &str = "SELECT k.value AS reference, o.* FROM json_each($1) AS k \
+     CROSS JOIN operation AS o ON o.operation_id = k.value \
+     UNION ALL SELECT k.value AS reference, o.* FROM json_each($1) AS k \
+     CROSS JOIN operation AS o ON o.kind = $2 AND o.external_ref = k.value \
+     AND o.external_ref <> '' AND o.status NOT IN (8, 12) AND o.flow = 6";
+/// Transactions of batches among these.
+const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
+     CROSS JOIN batch AS b ON b.tx_hash = k.value";
+
+/// First contradictions among the tables of the holder registry: what differs, token, address or
+/// block. A holder has the units of the last row of its history, and a supply is the sum of the
+/// holders' changes.
+const CONTRADICTIONS: &str = "WITH ends AS (\
+     SELECT token, address, MAX(block_number) AS block_number, MIN(time_us) AS since_us \
+     FROM holding_history GROUP BY token, address), \
+     last AS (SELECT e.token, e.address, h.units, e.block_number, e.since_us FROM ends e \
+     JOIN holding_history h ON h.token = e.token AND h.address = e.address \
+     AND h.block_number = e.block_number), \
+     changes AS (SELECT token, block_number, time_us, \
+     units - LAG(units, 1, 0) OVER (PARTITION BY token, address ORDER BY block_number) AS change \
+     FROM holding_history), \
+     blocks AS (SELECT token, block_number, MAX(time_us) AS time_us, SUM(change) AS change FROM changes \
+     GROUP BY token, block_number), \
+     supplies AS (SELECT token, block_number, time_us, change, SUM(change) \
+     OVER (PARTITION BY token ORDER BY block_number) AS units FROM blocks), \
+     supply AS (SELECT token, block_number, time_us, units FROM supplies WHERE change <> 0) \
+     SELECT * FROM (\
+     SELECT 'holding' AS name, g.token AS token, g.address AS place FROM holding g \
+     LEFT JOIN last l ON l.token = g.token AND l.address = g.address \
+     WHERE l.units IS NOT g.units OR l.since_us IS NOT g.since_us OR l.block_number IS NOT g.block_number \
+     UNION ALL SELECT 'holding_history', l.token, l.address FROM last l \
+     WHERE NOT EXISTS (SELECT 1 FROM holding g WHERE g.token = l.token AND g.address = l.address) \
+     UNION ALL SELECT 'supply_history', token, CAST(block_number AS TEXT) FROM \
+     (SELECT * FROM supply EXCEPT SELECT token, block_number, time_us, units FROM supply_history) \
+     UNION ALL SELECT 'supply_history', token, CAST(block_number AS TEXT) FROM \
+     (SELECT token, block_number, time_us, units FROM supply_history EXCEPT SELECT * FROM supply)) LIMIT 100";
+const REGISTRY_ROWS: &str = "SELECT (SELECT COUNT(*) FROM holding) + \
+     (SELECT COUNT(*) FROM holding_history) + (SELECT COUNT(*) FROM supply_history)";
+
+/// A stored operation, as far as the ledger has the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperationRecord {
+    pub operation_id: String,
+    pub is_final: bool,
+    /// Empty: none.
+    pub tx_hash: String,
+    pub instrument_id: String,
+    pub units_minor: i64,
+    pub from_user_id: String,
+    pub to_user_id: String,
+    /// Kopecks.
+    pub payment_minor: i64,
+    pub fee_minor: i64,
+    pub is_trade: bool,
+    /// False: a trade whose transaction is not that of any batch.
+    pub is_of_batch: bool,
+}
+
+/// The store's file, opened read-only.
+pub struct OperationRecords {
+    db: SqliteConnection,
+}
+
+impl OperationRecords {
+    /// # Errors
+    /// [`Error`]: the file cannot be opened.
+    pub async fn open(path: &Path) -> Result<Self, Error> {
+        let options = SqliteConnectOptions::new().filename(path).read_only(true);
+        let db = SqliteConnection::connect_with(&options).await?;
+        Ok(Self { db })
+    }
+
+    /// The operations of these references. References without one are missing.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn find(
+        &mut self,
+        references: &[&str],
+    ) -> Result<HashMap<String, OperationRecord>, Error> {
+        let references = serde_json::json!(references).to_string();
+        let rows = sqlx::query(BY_REFERENCE)
+            .bind(references)
+            .bind(OperationType::P2pTransfer.code())
+            .fetch_all(&mut self.db)
+            .await?;
+        let mut found = HashMap::with_capacity(rows.len());
+        let mut of_trades = Vec::new();
+        for row in &rows {
+            let tx_hash: Option<String> = row.try_get("tx_hash")?;
+            let tx_hash = tx_hash.unwrap_or_default();
+            let is_trade = code(row, "flow", Flow::from_code)? == Flow::Trade;
+            if is_trade {
+                of_trades.push(tx_hash.clone());
+            }
+            let record = OperationRecord {
+                operation_id: row.try_get("operation_id")?,
+                is_final: code(row, "status", Status::from_code)? == Status::Finalized,
+                tx_hash,
+                instrument_id: row.try_get("instrument_id")?,
+                units_minor: row.try_get("units_minor")?,
+                from_user_id: row.try_get("from_user_id")?,
+                to_user_id: row.try_get("to_user_id")?,
+                payment_minor: row.try_get("payment_minor")?,
+                fee_minor: row.try_get("fee_minor")?,
+                is_trade,
+                is_of_batch: !is_trade,
+            };
+            found.insert(row.try_get("reference")?, record);
+        }
+        of_trades.sort();
+        of_trades.dedup();
+        let batches: Vec<String> = sqlx::query_scalar(BATCHES)
+            .bind(serde_json::json!(of_trades).to_string())
+            .fetch_all(&mut self.db)
+            .await?;
+        for record in found.values_mut() {
+            record.is_of_batch |= batches.contains(&record.tx_hash);
+        }
+        Ok(found)
+    }
+
+    /// Checks the tables of the holder registry against each other. Returns the number of their
+    /// rows, and what contradicts: table, token, and holder or block.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn check_registry(&mut self) -> Result<(u64, Vec<(String, String, String)>), Error> {
+        let rows: i64 = sqlx::query_scalar(REGISTRY_ROWS)
+            .fetch_one(&mut self.db)
+            .await?;
+        let found = sqlx::query_as(CONTRADICTIONS)
+            .fetch_all(&mut self.db)
+            .await?;
+        Ok((rows.unsigned_abs(), found))
+    }
+
+    pub async fn close(self) -> Result<(), Error> {
+        Ok(self.db.close().await?)
+    }
+}

@@ -1,0 +1,381 @@
+//! The continuous comparison of chain and ledger: a difference that lasts is a break, shown and
+//! halted, until both sides agree; and the end of a token's quarantine.
+
+use std::time::Duration;
+
+use chain::{Action, Address, ReceiptStatus};
+use proto::cfa::v1 as pb;
+use proto::common::v1::OperationStatus;
+use tonic::Code;
+
+use crate::redeem::{redeem, trail_has};
+use crate::world::*;
+
+async fn compared(folder: &std::path::Path) -> World {
+    let settings = Settings {
+        compare_ms: Some((10, 100)),
+        ..Settings::default()
+    };
+    World::with(folder, settings).await
+}
+
+async fn token(world: &mut World, instrument_id: &str) -> Address {
+    let address = world.instrument(instrument_id).await.smart_contract_address;
+    address.parse().expect("address")
+}
+
+/// Acts on the chain past the service.
+async fn act(world: &World, action: &Action) {
+    let submitted = world.connector().submit(&key(), &action.call()).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    assert_eq!(world.receipt(&hash).await.status, ReceiptStatus::Success);
+}
+
+async fn mint(world: &mut World, instrument_id: &str, units: u128) {
+    let token = token(world, instrument_id).await;
+    let to = Address::of_user("alice");
+    let id = Some(key());
+    let mint = Action::Mint {
+        token,
+        to,
+        units,
+        id,
+    };
+    act(world, &mint).await;
+}
+
+async fn burn(world: &mut World, instrument_id: &str, units: u128) {
+    let token = token(world, instrument_id).await;
+    let from = Address::of_user("alice");
+    let id = Some(key());
+    let burn = Action::Burn {
+        token,
+        from,
+        units,
+        id,
+    };
+    act(world, &burn).await;
+}
+
+/// Waits until health has a finding, or has none.
+async fn finding(world: &World, is_there: bool) -> String {
+    let waited = async {
+        loop {
+            let found = world.service.health.findings().remove("reconciliation");
+            if found.is_some() == is_there {
+                return found.unwrap_or_default();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let found = tokio::time::timeout(WAIT, waited).await;
+    found.unwrap_or_else(|_| panic!("health findings: {:?}", world.service.health.findings()))
+}
+
+async fn breaks(world: &mut World, open_only: bool) -> Vec<pb::ChainBreak> {
+    let request = pb::ListChainBreaksRequest {
+        open_only,
+        ..Default::default()
+    };
+    let listed = world.cfa.list_chain_breaks(request).await.expect("listed");
+    listed.into_inner().breaks
+}
+
+async fn set_status(
+    world: &mut World,
+    instrument_id: &str,
+    status: pb::InstrumentStatus,
+) -> Result<(), tonic::Status> {
+    let request = pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: instrument_id.into(),
+        status: status.into(),
+        ..Default::default()
+    };
+    world.cfa.update_instrument(request).await.map(drop)
+}
+
+async fn status_is(world: &mut World, instrument_id: &str, status: pb::InstrumentStatus) {
+    for _ in 0..3_000 {
+        if world.instrument(instrument_id).await.status() == status {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{instrument_id} does not become {status:?}");
+}
+
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_a_lasting_difference_halts_its_instrument_alone_until_it_is_cleared_and_lifted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    for symbol in ["BOND-1", "BOND-2"] {
+        let registered = world.register(|request| request.symbol = symbol.into());
+        registered.await.expect("registered");
+        world.issue(symbol, "alice", "2").await;
+    }
+    world.deposit("alice", "10.00").await;
+    finding(&world, false).await;
+    mint(&mut world, "BOND-1", 5).await;
+    let named = finding(&world, true).await;
+    assert!(named.contains("BOND-1"), "{named}");
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    assert_eq!(
+        world.instrument("BOND-2").await.status(),
+        pb::InstrumentStatus::Active
+    );
+    // The holder and the supply.
+    for _ in 0..3_000 {
+        if breaks(&mut world, true).await.len() == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let found = breaks(&mut world, true).await;
+    let holder = found
+        .iter()
+        .find(|row| row.user_id == "alice")
+        .expect("the holder");
+    let value = |amount: &Option<proto::common::v1::Decimal>| {
+        amount
+            .as_ref()
+            .map(|amount| amount.value.clone())
+            .unwrap_or_default()
+    };
+    assert_eq!(
+        (value(&holder.on_chain), value(&holder.in_ledger)),
+        ("7".into(), "2".into())
+    );
+    assert_eq!(
+        (holder.owner.as_str(), holder.cleared_at),
+        ("operator", None)
+    );
+    assert!(found.iter().any(|row| row.address.is_empty()), "{found:?}");
+    // The other issue and money go on.
+    world.issue("BOND-2", "bob", "1").await;
+    world.deposit("bob", "1.00").await;
+    let refused = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
+    let refused = refused.expect_err("refused");
+    let code = (refused.code(), reason(&refused));
+    assert_eq!(code, (Code::FailedPrecondition, "BREAK_OPEN".to_owned()));
+    world.stop().await;
+
+    // A restart keeps it.
+    let mut world = compared(folder.path()).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    burn(&mut world, "BOND-1", 5).await;
+    finding(&world, false).await;
+    assert!(breaks(&mut world, true).await.is_empty());
+    let cleared = breaks(&mut world, false).await;
+    assert_eq!(cleared.len(), 2);
+    assert!(
+        cleared.iter().all(|row| row.cleared_at.is_some()),
+        "{cleared:?}"
+    );
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Halted);
+    let lifted = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
+    lifted.expect("lifted");
+    world.stop().await;
+}
+
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_a_break_of_money_stops_payouts_and_halts_no_market() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.deposit("alice", "100.00").await;
+    mint(&mut world, "CFA-RUB", 7).await;
+    assert!(finding(&world, true).await.contains("CFA-RUB"));
+    let operation = redeem(&mut world, "5.00", "payout-1").await;
+    world.receipt(&operation.onchain_tx_hash).await;
+    world.resume_operations().await;
+    let waiting = world.operation(&operation.operation_id).await;
+    assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
+    assert!(!trail_has(&world, "release payout-1"));
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Active
+    );
+
+    burn(&mut world, "CFA-RUB", 7).await;
+    finding(&world, false).await;
+    world.resume_operations().await;
+    assert!(trail_has(&world, "release payout-1"));
+    world.stop().await;
+}
+
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_an_explained_difference_is_accepted_by_its_amount_and_watched() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    mint(&mut world, "BOND-1", 5).await;
+    finding(&world, true).await;
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    for _ in 0..3_000 {
+        if breaks(&mut world, true).await.len() == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let accept = |address: &str, difference: &str, key: &str| pb::AcceptChainBreakRequest {
+        context: context(key),
+        instrument_id: "BOND-1".into(),
+        address: address.into(),
+        difference: Some(proto::common::v1::Decimal {
+            value: difference.into(),
+        }),
+        reason: "minted by hand, document 7".into(),
+    };
+    // One person accepts nothing, and what is accepted is named by its amount.
+    let mut operator = world.as_caller("sandbox.operator.anna");
+    let refused = operator.accept_chain_break(accept("", "5", &key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "APPROVAL_REQUIRED");
+    let refused = world.cfa.accept_chain_break(accept("", "4", &key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "BREAK_CHANGED");
+    let other = Address::of_user("bob").to_string();
+    let refused = world.cfa.accept_chain_break(accept(&other, "5", &key()));
+    let refused = refused.await.expect_err("refused");
+    assert_eq!(reason(&refused), "BREAK_NOT_FOUND");
+
+    let alice = Address::of_user("alice").to_string();
+    for address in ["", alice.as_str()] {
+        let request = accept(address, "5", &key());
+        let first = world.cfa.accept_chain_break(request.clone()).await;
+        first.expect("accepted");
+        let again = world.cfa.accept_chain_break(request).await;
+        again.expect("a repeat");
+    }
+    finding(&world, false).await;
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Halted);
+    let lifted = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
+    lifted.expect("lifted");
+    world.stop().await;
+
+    // A restart keeps the acceptance. Another difference is a break.
+    let mut world = compared(folder.path()).await;
+    mint(&mut world, "BOND-1", 1).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    // So is the former one, once it has gone.
+    burn(&mut world, "BOND-1", 6).await;
+    finding(&world, false).await;
+    mint(&mut world, "BOND-1", 5).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    world.stop().await;
+}
+
+fn lift(key: &str) -> pb::LiftQuarantineRequest {
+    pb::LiftQuarantineRequest {
+        context: context(key),
+        instrument_id: "BOND-1".into(),
+        reason: "burned by the issuer".into(),
+    }
+}
+
+// rows: R030
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_a_quarantine_is_lifted_once_the_chains_amounts_are_possible() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    let refused = world.cfa.lift_quarantine(lift(&key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "NOT_QUARANTINED");
+    mint(&mut world, "BOND-1", 1 << 100).await;
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    // One person lifts nothing.
+    let mut operator = world.as_caller("sandbox.operator.anna");
+    let refused = operator.lift_quarantine(lift(&key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "APPROVAL_REQUIRED");
+    let refused = world.cfa.lift_quarantine(lift(&key())).await;
+    assert_eq!(reason(&refused.expect_err("refused")), "STILL_IMPOSSIBLE");
+
+    burn(&mut world, "BOND-1", 1 << 100).await;
+    let request = lift(&key());
+    let mut lifted = Err(tonic::Status::unavailable("not called"));
+    // The registry may not have read the block of the burn yet.
+    for _ in 0..1_000 {
+        lifted = world.cfa.lift_quarantine(request.clone()).await;
+        if lifted.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let instrument = lifted
+        .expect("lifted")
+        .into_inner()
+        .instrument
+        .expect("instrument");
+    assert_eq!(instrument.status(), pb::InstrumentStatus::Halted);
+    world.cfa.lift_quarantine(request).await.expect("a repeat");
+    assert_eq!(
+        world.holders("BOND-1").await,
+        [("alice".to_owned(), "2".to_owned())]
+    );
+    world.resume_operations().await;
+    assert!(world.service.health.findings().is_empty());
+    let resumed = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
+    resumed.expect("resumed");
+    // The registry follows the token again.
+    world.issue("BOND-1", "bob", "3").await;
+    let holders = [("alice".into(), "2".into()), ("bob".into(), "3".into())];
+    assert_eq!(world.holders("BOND-1").await, holders);
+    let file = folder.path().join("cfa").join("cfa.sqlite");
+    let mut records = cfa::OperationRecords::open(&file).await.expect("opens");
+    let (rows, found) = records.check_registry().await.expect("checked");
+    assert!(rows > 0 && found.is_empty(), "{found:?}");
+    world.stop().await;
+}
+
+async fn anchors(world: &mut World) -> Vec<pb::Anchor> {
+    let request = pb::ListAnchorsRequest::default();
+    let listed = world.cfa.list_anchors(request).await.expect("listed");
+    listed.into_inner().anchors
+}
+
+/// Waits until the newest anchor has this number and its transaction is final.
+async fn anchored(world: &mut World, number: u64) -> pb::Anchor {
+    for _ in 0..3_000 {
+        let newest = anchors(world).await.into_iter().next();
+        if let Some(newest) = newest.filter(|of| of.number == number && !of.on_chain.is_empty()) {
+            return newest;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no anchor {number}: {:?}", anchors(world).await);
+}
+
+// rows: R215
+#[tokio::test(flavor = "multi_thread")]
+async fn r215_the_ends_of_the_ledgers_chains_are_signed_and_on_the_chain() {
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = Settings {
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.deposit("alice", "1.00").await;
+    let first = anchored(&mut world, 1).await;
+    assert_eq!(first.on_chain, first.data);
+    let public_key = cfa::anchor::public_key(&folder.path().join("cfa")).expect("public key");
+    let data = hex::decode(&first.on_chain).expect("hex");
+    let signed = cfa::anchor::Anchor::read(&data, &public_key).expect("signed");
+    assert_eq!((signed.block, signed.record), (first.block, first.record));
+    // The next one only after the ledger has changed.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(anchors(&mut world).await.len(), 1);
+    world.deposit("alice", "1.00").await;
+    let second = anchored(&mut world, 2).await;
+    assert!(second.block > first.block, "{second:?}");
+    world.stop().await;
+}

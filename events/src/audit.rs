@@ -1,0 +1,304 @@
+//! Audit records of a service on SQLite (D34): stored in the transaction of the act, each sealed
+//! with the one before it ([`service_kit::audit`]), and published.
+//!
+//! The service's migrations create the table `audit_records`, append-only by its triggers.
+
+use std::path::Path;
+
+use service_kit::audit::{Act, AuditRecord, BEGINNING, Broken, Hash};
+use sqlx::{
+    Connection, QueryBuilder, Sqlite, SqliteConnection, SqliteExecutor,
+    sqlite::SqliteConnectOptions,
+};
+use uuid::Uuid;
+
+use crate::{Error, Event, outbox, topics};
+
+/// The last audit record: (sequence, hash).
+pub const LAST_RECORD: &str = "SELECT sequence, hash FROM audit_records \
+     WHERE sequence = (SELECT MAX(sequence) FROM audit_records)";
+
+/// Adds an audit record: sequence, time, actor, action, object, state before and after, reason,
+/// request id, correlation id, the previous hash and its own.
+pub const INSERT_RECORD: &str = "INSERT INTO audit_records (sequence, at_us, actor, action, object_id, before, after, \
+     reason, request_id, correlation_id, previous_hash, hash) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+
+/// Records per read of [`verify`].
+const PAGE: i64 = 1_000;
+
+crate::row! {
+    /// An audit record.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct RecordRow {
+        pub sequence: i64,
+        pub at_us: i64,
+        pub actor: String,
+        pub action: String,
+        pub object_id: String,
+        pub before: String,
+        pub after: String,
+        pub reason: String,
+        pub request_id: String,
+        pub correlation_id: String,
+        pub previous_hash: Vec<u8>,
+        pub hash: Vec<u8>,
+    }
+}
+
+impl RecordRow {
+    pub fn record(&self) -> AuditRecord<'_> {
+        AuditRecord {
+            sequence: self.sequence,
+            at_us: self.at_us,
+            act: Act {
+                action: &self.action,
+                actor: &self.actor,
+                object_id: &self.object_id,
+                before: &self.before,
+                after: &self.after,
+                reason: &self.reason,
+                request_id: &self.request_id,
+                correlation_id: &self.correlation_id,
+            },
+        }
+    }
+
+    /// Checks that the record follows the one before it (sequence, hash) and matches its hash.
+    pub fn check(&self, service: &str, last: (i64, Hash)) -> Option<Broken> {
+        let record = self.record();
+        record.check(service, last, &self.previous_hash, &self.hash)
+    }
+}
+
+/// A stored hash.
+///
+/// # Errors
+/// [`Error::Store`]: it does not have 32 bytes.
+pub fn hash_of(sequence: i64, bytes: &[u8]) -> Result<Hash, Error> {
+    let damaged = |_| {
+        let text = format!("hash of audit record {sequence} has {} bytes", bytes.len());
+        Error::Store(sqlx::Error::Decode(text.into()))
+    };
+    Hash::try_from(bytes).map_err(damaged)
+}
+
+/// Content of the event of a record: (service, event id, record).
+pub type Encode = fn(&str, &str, &AuditRecord<'_>) -> Vec<u8>;
+
+/// Seals an act of a service and publishes it.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn append_in_tx(
+    tx: &mut SqliteConnection,
+    service: &'static str,
+    at_us: i64,
+    act: Act<'_>,
+    encode: Encode,
+) -> Result<(), Error> {
+    let last: Option<(i64, Vec<u8>)> = sqlx::query_as(LAST_RECORD).fetch_optional(&mut *tx).await?;
+    let (last, previous) = match last {
+        Some((sequence, hash)) => (sequence, hash_of(sequence, &hash)?),
+        None => BEGINNING,
+    };
+    let record = AuditRecord {
+        sequence: last + 1,
+        at_us,
+        act,
+    };
+    let hash = record.hash(service, &previous);
+    sqlx::query(INSERT_RECORD)
+        .bind(record.sequence)
+        .bind(at_us)
+        .bind(act.actor)
+        .bind(act.action)
+        .bind(act.object_id)
+        .bind(act.before)
+        .bind(act.after)
+        .bind(act.reason)
+        .bind(act.request_id)
+        .bind(act.correlation_id)
+        .bind(&previous[..])
+        .bind(&hash[..])
+        .execute(&mut *tx)
+        .await?;
+    // One event per record, also across restarts.
+    let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, &hash);
+    let event = Event {
+        id,
+        topic: topics::AUDIT.to_owned(),
+        key: act.object_id.to_owned(),
+        type_name: "dfa.audit.v1.AuditRecordEvent".to_owned(),
+        subject: act.object_id.to_owned(),
+        source: service.to_owned(),
+        correlation_id: act.correlation_id.to_owned(),
+        occurred_at_us: at_us,
+        payload: encode(service, &id.to_string(), &record),
+    };
+    outbox::append_in_tx(tx, &[event]).await
+}
+
+/// Selects audit records; empty fields match everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RecordFilter<'a> {
+    pub actor: &'a str,
+    pub object_id: &'a str,
+}
+
+/// Records with a sequence below `before`, newest first.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn list(
+    db: impl SqliteExecutor<'_>,
+    filter: RecordFilter<'_>,
+    before: i64,
+    limit: i64,
+) -> Result<Vec<RecordRow>, Error> {
+    let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM audit_records WHERE sequence < ");
+    query.push_bind(before);
+    for (column, value) in [("object_id", filter.object_id), ("actor", filter.actor)] {
+        if !value.is_empty() {
+            query.push(format!(" AND {column} = ")).push_bind(value);
+        }
+    }
+    query
+        .push(" ORDER BY sequence DESC LIMIT ")
+        .push_bind(limit);
+    Ok(query.build_query_as().fetch_all(db).await?)
+}
+
+/// Result of [`verify`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Records that continue the chain.
+    pub records: u64,
+    /// Hash of the last of them, hex.
+    pub head: String,
+    /// `None`: all records are valid.
+    pub broken: Option<Broken>,
+}
+
+/// Checks the audit records of a service's file, which a running service may write at the time.
+/// Reads in one transaction, page by page.
+///
+/// # Errors
+/// [`Error::Files`]: no file, or one that this release has not opened yet; [`Error::Store`].
+pub async fn verify(path: &Path, service: &str) -> Result<Verified, Error> {
+    if !path.exists() {
+        let text = format!("there is no store {}", path.display());
+        return Err(Error::Files(std::io::Error::other(text)));
+    }
+    let options = SqliteConnectOptions::new().filename(path).read_only(true);
+    let mut db = SqliteConnection::connect_with(&options).await?;
+    let is_older = "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'audit_records')";
+    if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
+        let text = format!("start this release once on the store {}", path.display());
+        return Err(Error::Files(std::io::Error::other(text)));
+    }
+    let mut tx = db.begin().await?;
+    let mut last = BEGINNING;
+    let mut verified = Verified {
+        records: 0,
+        head: service_kit::audit::hex(&last.1),
+        broken: None,
+    };
+    loop {
+        let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
+        let page = sqlx::query_as(sql).bind(last.0).bind(PAGE);
+        let page: Vec<RecordRow> = page.fetch_all(&mut *tx).await?;
+        if page.is_empty() {
+            return Ok(verified);
+        }
+        for row in &page {
+            verified.broken = row.check(service, last);
+            if verified.broken.is_some() {
+                return Ok(verified);
+            }
+            last = (row.sequence, hash_of(row.sequence, &row.hash)?);
+            verified.records += 1;
+            verified.head = service_kit::audit::hex(&row.hash);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrations;
+
+    const TABLE: &str = include_str!("../../payments/migrations/sqlite/0008_audit_records.sql");
+
+    fn act(object_id: &str) -> Act<'_> {
+        Act {
+            action: "payout.cancelled",
+            actor: "anna, approved by boris (approval a1)",
+            object_id,
+            before: "PENDING",
+            after: "FAILED",
+            reason: "test",
+            request_id: "q",
+            correlation_id: "c",
+        }
+    }
+
+    fn encode(service: &str, id: &str, record: &AuditRecord<'_>) -> Vec<u8> {
+        assert_eq!(id.len(), 36);
+        format!("{service} {}", record.sequence).into_bytes()
+    }
+
+    // rows: R215
+    #[tokio::test]
+    async fn r215_records_form_a_chain_and_a_changed_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let missing = verify(&path, "payments").await.unwrap_err().to_string();
+        assert!(missing.contains("there is no store"), "{missing}");
+        let migrator = migrations::migrator(&[("0001_audit", TABLE)]);
+        let db = crate::Sqlite::open(&path, &migrator).await.unwrap();
+        for object_id in ["p1", "p2", "p1"] {
+            let mut tx = db.write().await.unwrap();
+            let done = append_in_tx(&mut tx, "payments", 5, act(object_id), encode);
+            done.await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        let of = |object_id| RecordFilter {
+            object_id,
+            ..Default::default()
+        };
+        let sequences = async |filter, before| -> Vec<i64> {
+            let rows = list(db.read(), filter, before, 10).await.unwrap();
+            rows.into_iter().map(|row| row.sequence).collect()
+        };
+        assert_eq!(sequences(of(""), i64::MAX).await, [3, 2, 1]);
+        assert_eq!(sequences(of("p1"), 3).await, [1]);
+        let verified = verify(&path, "payments").await.unwrap();
+        assert_eq!((verified.records, verified.broken), (3, None));
+        let of_another = verify(&path, "identity").await.unwrap().broken.unwrap();
+        assert_eq!(of_another.sequence, 1);
+        let error = async |sql: &'static str| {
+            let mut tx = db.write().await.unwrap();
+            let done = sqlx::query(sql).execute(&mut *tx).await;
+            done.unwrap_err().to_string()
+        };
+        let changed = error("UPDATE audit_records SET actor = 'x'").await;
+        assert!(changed.contains("audit records never change"), "{changed}");
+        let deleted = error("DELETE FROM audit_records").await;
+        assert!(deleted.contains("never deleted"), "{deleted}");
+        let mut tx = db.write().await.unwrap();
+        for sql in [
+            "DROP TRIGGER audit_records_never_change",
+            "UPDATE audit_records SET after = 'SUCCESS' WHERE sequence = 2",
+        ] {
+            sqlx::query(sql).execute(&mut *tx).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        let broken = verify(&path, "payments").await.unwrap().broken.unwrap();
+        assert_eq!(
+            (broken.sequence, broken.differs),
+            (2, "hash (the record was changed)")
+        );
+        db.close().await;
+    }
+}

@@ -1,0 +1,506 @@
+//! The full check of `platform proof --full`: every row of every store, read from the files of this
+//! data folder. Read-only, with or without a running platform.
+//!
+//! | part | finds |
+//! |---|---|
+//! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
+//! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
+//! | operations | a final ledger operation that differs from the CFA service's |
+//! | registry | contradictions in the holder registry and its history |
+//! | anchors | a block or audit record that differs from what was signed and sent to the chain |
+//!
+//! The registry and the ledger are compared with the chain by the proof, over public calls.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use cfa::{OperationRecord, OperationRecords};
+use events::SealedStore;
+use ledger::{FinalOperation, Finals, Heads};
+use rpc::Context as CallContext;
+use serde::Serialize;
+use service_clients::CfaClient;
+use service_clients::cfa::Anchor;
+use types::{CFA_RUB, OperationType};
+
+use crate::config::Config;
+
+/// Attempts at an operation that differs, and the pause between them: the two stores are read one
+/// after the other.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(300);
+/// Findings per part.
+const FINDINGS_MAX: usize = 100;
+
+/// Result of the full check.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// Without a finding.
+    pub ok: bool,
+    pub parts: Vec<PartCheck>,
+    /// Rows of all parts.
+    pub rows: u64,
+    pub elapsed_ms: u64,
+    pub rows_per_s: u64,
+}
+
+/// One part of the check.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PartCheck {
+    /// `rows of <store>`, `ledger`, `operations` or `registry`.
+    pub name: String,
+    pub rows: u64,
+    pub findings: Vec<String>,
+}
+
+/// Compares the anchors on the chain with the ledger's file. Needs a running platform, which reads
+/// the chain.
+///
+/// # Errors
+/// The platform does not answer, the ledger or the public key cannot be read.
+pub async fn anchors(cfa: &CfaClient, config: &Config) -> anyhow::Result<PartCheck> {
+    let listed = cfa.anchors(&CallContext::new("proof")).await;
+    let listed = listed.context("anchors")?;
+    let public_key = cfa::anchor::public_key(&config.cfa.data_dir)?;
+    let mut heads = Heads::open(&config.ledger).await.context("ledger")?;
+    let mut part = PartCheck {
+        name: "anchors".to_owned(),
+        rows: listed.len() as u64,
+        ..PartCheck::default()
+    };
+    // The newest may not be in a final block yet.
+    let is_final =
+        |anchor: &&Anchor| anchor.number < listed.len() as u64 || !anchor.on_chain.is_empty();
+    for anchor in listed.iter().filter(is_final) {
+        if let Some(fault) = anchor_fault(anchor, &public_key, &mut heads).await? {
+            part.findings
+                .push(format!("anchor {}: {fault}", anchor.number));
+        }
+    }
+    heads.close().await.context("ledger")?;
+    Ok(part)
+}
+
+async fn anchor_fault(
+    anchor: &Anchor,
+    public_key: &[u8],
+    heads: &mut Heads,
+) -> anyhow::Result<Option<String>> {
+    if anchor.on_chain.is_empty() {
+        let text = format!("transaction {} is not final on the chain", anchor.tx_hash);
+        return Ok(Some(text));
+    }
+    if anchor.on_chain != anchor.data {
+        let text = format!(
+            "transaction {} has other bytes on the chain",
+            anchor.tx_hash
+        );
+        return Ok(Some(text));
+    }
+    let data = hex::decode(&anchor.on_chain).unwrap_or_default();
+    let Some(signed) = cfa::anchor::Anchor::read(&data, public_key) else {
+        return Ok(Some("not signed by the key of this data folder".to_owned()));
+    };
+    let block = heads.block_hash(signed.block).await.context("ledger")?;
+    if block != Some(hex::encode(signed.hash)) {
+        let text = format!(
+            "block {} of the ledger has another hash, or is missing",
+            signed.block
+        );
+        return Ok(Some(text));
+    }
+    if signed.record > 0 {
+        let record = heads.record_hash(signed.record).await.context("ledger")?;
+        if record != Some(hex::encode(signed.record_hash)) {
+            let text = format!(
+                "audit record {} has another hash, or is missing",
+                signed.record
+            );
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
+}
+
+impl Checked {
+    /// Adds a part that was checked elsewhere.
+    pub fn add(&mut self, part: PartCheck) {
+        self.ok &= part.findings.is_empty();
+        self.rows += part.rows;
+        self.parts.push(part);
+    }
+
+    /// # Errors
+    /// There are findings.
+    pub fn result(&self) -> anyhow::Result<()> {
+        let findings: usize = self.parts.iter().map(|part| part.findings.len()).sum();
+        anyhow::ensure!(
+            findings == 0,
+            "{findings} rows of the stores differ from what was written"
+        );
+        Ok(())
+    }
+}
+
+/// Stores with sealed rows of a configuration. The bank and the development chain stand in for
+/// outside systems, the market's history and the event log are copies of the journal and of events.
+pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
+    let mut stores = vec![
+        cfa::sealed_store(&config.cfa),
+        payments::sealed_store(&config.payments),
+        sandbox::identity::sealed_store(&config.identity),
+        settlement::sealed_store(&config.settlement),
+        chain::sealed_store(&config.chain),
+    ];
+    stores.extend(ledger::sealed_store(&config.ledger));
+    if config.approvals.url.is_empty() {
+        stores.push(approvals::sealed_store(&config.approvals));
+    }
+    stores
+}
+
+/// Checks every row of the stores of this configuration.
+///
+/// # Errors
+/// A store cannot be read.
+pub async fn full(config: &Config) -> anyhow::Result<Checked> {
+    let began = Instant::now();
+    let mut parts = Vec::new();
+    for store in sealed_stores(config) {
+        parts.push(sealed_rows(&store).await?);
+    }
+    parts.push(ledger_rows(config).await?);
+    parts.push(operations(config).await?);
+    parts.push(registry(config).await?);
+    let elapsed = began.elapsed();
+    let rows = parts.iter().map(|part| part.rows).sum::<u64>();
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    Ok(Checked {
+        ok: parts.iter().all(|part| part.findings.is_empty()),
+        parts,
+        rows,
+        elapsed_ms,
+        rows_per_s: rows.saturating_mul(1_000) / elapsed_ms.max(1),
+    })
+}
+
+async fn sealed_rows(store: &SealedStore) -> anyhow::Result<PartCheck> {
+    let checked = events::seal::check(store).await;
+    let checked = checked.with_context(|| format!("rows of {}", store.path.display()))?;
+    let altered = checked.altered.iter().take(FINDINGS_MAX);
+    Ok(PartCheck {
+        name: format!("rows of {}", store.name),
+        rows: checked.rows,
+        findings: altered.map(ToString::to_string).collect(),
+    })
+}
+
+async fn ledger_rows(config: &Config) -> anyhow::Result<PartCheck> {
+    let verified = ledger::verify(&config.ledger).await.context("ledger")?;
+    let rows = [
+        verified.blocks,
+        verified.operations,
+        verified.postings,
+        verified.sub_accounts,
+        verified.holds,
+        verified.audit_records,
+    ];
+    Ok(PartCheck {
+        name: "ledger".to_owned(),
+        rows: rows.iter().sum(),
+        findings: verified.fault.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Compares every final operation of the ledger with the CFA service's operation or trade.
+async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
+    let store = cfa::sealed_store(&config.cfa);
+    let mut finals = Finals::open(&config.ledger).await.context("ledger")?;
+    let opened = OperationRecords::open(&store.path).await;
+    let mut records = opened.with_context(|| store.path.display().to_string())?;
+    let mut part = PartCheck {
+        name: "operations".to_owned(),
+        ..PartCheck::default()
+    };
+    loop {
+        let page = finals.next_page().await.context("ledger")?;
+        if page.is_empty() {
+            break;
+        }
+        part.rows += page.len() as u64;
+        let differing = differing(config, &mut records, page).await?;
+        part.findings.extend(differing);
+        if part.findings.len() >= FINDINGS_MAX {
+            break;
+        }
+    }
+    finals.close().await.context("ledger")?;
+    records.close().await.context("cfa")?;
+    Ok(part)
+}
+
+/// The differences of a page that remain over all attempts.
+async fn differing(
+    config: &Config,
+    records: &mut OperationRecords,
+    mut page: Vec<FinalOperation>,
+) -> anyhow::Result<Vec<String>> {
+    let mut attempt = 1;
+    loop {
+        let references: Vec<&str> = page.iter().map(|one| one.reference.as_str()).collect();
+        let found = records.find(&references).await.context("cfa")?;
+        let unknown = unknown_transactions(config, &page, &found).await?;
+        let faults = page.iter().map(|one| {
+            let record = found.get(&one.reference);
+            fault(one, record, &unknown)
+        });
+        let faults: Vec<Option<Difference>> = faults.collect();
+        if faults.iter().all(Option::is_none) || attempt == ATTEMPTS {
+            let texts = page.iter().zip(faults);
+            return Ok(texts
+                .filter_map(|(one, fault)| {
+                    fault.map(|fault| format!("operation {}: {fault}", one.operation_id))
+                })
+                .collect());
+        }
+        let mut differs = faults.iter().map(Option::is_some);
+        page.retain(|_| differs.next().unwrap_or_default());
+        attempt += 1;
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Transactions of operations without a record, that the chain connector has not submitted either.
+/// An issue's redemption moves money under an operation that the CFA service has not stored.
+async fn unknown_transactions(
+    config: &Config,
+    page: &[FinalOperation],
+    found: &HashMap<String, OperationRecord>,
+) -> anyhow::Result<Vec<String>> {
+    let hashes = page
+        .iter()
+        .filter(|one| !found.contains_key(&one.reference));
+    let hashes: Vec<&str> = hashes.map(|one| one.tx_hash.as_str()).collect();
+    if hashes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let file = chain::sealed_store(&config.chain).path;
+    let known = chain::known_transactions(&file, &hashes).await;
+    let known = known.with_context(|| file.display().to_string())?;
+    let unknown = hashes.into_iter().filter(|hash| !known.contains(*hash));
+    Ok(unknown.map(str::to_owned).collect())
+}
+
+/// How an operation differs.
+enum Difference {
+    /// No submission has its transaction.
+    UnknownTransaction(String),
+    NotFinal,
+    /// Of the CFA service, and of the ledger.
+    Transaction(String, String),
+    /// A trade whose transaction is of no batch.
+    NoBatch(String),
+    /// A party of a trade, of the CFA service and of the ledger.
+    Party(String, String),
+    Amount {
+        instrument_id: String,
+        cfa: i64,
+        ledger: i64,
+    },
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownTransaction(hash) => {
+                write!(f, "transaction {hash} was never submitted to the chain")
+            }
+            Self::NotFinal => write!(f, "final in the ledger, not final at the CFA service"),
+            Self::Transaction(cfa, ledger) => {
+                write!(
+                    f,
+                    "transaction: {cfa} at the CFA service, {ledger} in the ledger"
+                )
+            }
+            Self::Party(cfa, ledger) => {
+                write!(
+                    f,
+                    "party of the trade: {cfa} at the CFA service, {ledger} in the ledger"
+                )
+            }
+            Self::NoBatch(hash) => write!(f, "transaction {hash} is of no batch of trades"),
+            Self::Amount {
+                instrument_id,
+                cfa,
+                ledger,
+            } => write!(
+                f,
+                "amount of {instrument_id} in smallest units: {cfa} at the CFA service, \
+                 {ledger} in the ledger"
+            ),
+        }
+    }
+}
+
+fn fault(
+    one: &FinalOperation,
+    record: Option<&OperationRecord>,
+    unknown: &[String],
+) -> Option<Difference> {
+    let Some(record) = record else {
+        let is_unknown = unknown.contains(&one.tx_hash);
+        return is_unknown.then(|| Difference::UnknownTransaction(one.tx_hash.clone()));
+    };
+    if !record.is_final {
+        return Some(Difference::NotFinal);
+    }
+    if !record.tx_hash.eq_ignore_ascii_case(&one.tx_hash) {
+        let (cfa, ledger) = (record.tx_hash.clone(), one.tx_hash.clone());
+        return Some(Difference::Transaction(cfa, ledger));
+    }
+    if !record.is_of_batch {
+        return Some(Difference::NoBatch(record.tx_hash.clone()));
+    }
+    // The blocks of the ledger prove its parties and amounts.
+    let of_trade = record.is_trade.then(|| trade_fault(one, record)).flatten();
+    of_trade.or_else(|| amount_fault(one, &record.instrument_id, record.units_minor))
+}
+
+/// How the user and the money of a trade's operation differ.
+fn trade_fault(one: &FinalOperation, record: &OperationRecord) -> Option<Difference> {
+    let (user_id, money) = match one.kind? {
+        OperationType::TradeBuy => (&record.to_user_id, record.payment_minor),
+        OperationType::TradeSell => (&record.from_user_id, record.payment_minor),
+        OperationType::Fee => (&record.to_user_id, record.fee_minor),
+        _ => return None,
+    };
+    if one.user_id != *user_id {
+        let (cfa, ledger) = (user_id.clone(), one.user_id.clone());
+        return Some(Difference::Party(cfa, ledger));
+    }
+    amount_fault(one, CFA_RUB, money)
+}
+
+/// How the amount of an instrument differs. A fee has no posting in units; units that are partly
+/// seized have two.
+fn amount_fault(one: &FinalOperation, instrument_id: &str, cfa: i64) -> Option<Difference> {
+    let amounts = one.amounts.iter().filter(|(id, _)| id == instrument_id);
+    let ledger = amounts
+        .map(|(_, amount)| *amount)
+        .reduce(i64::saturating_add)?;
+    (ledger != cfa).then(|| Difference::Amount {
+        instrument_id: instrument_id.to_owned(),
+        cfa,
+        ledger,
+    })
+}
+
+async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
+    let store = cfa::sealed_store(&config.cfa);
+    let opened = OperationRecords::open(&store.path).await;
+    let mut records = opened.with_context(|| store.path.display().to_string())?;
+    let (rows, found) = records.check_registry().await.context("holder registry")?;
+    records.close().await.context("cfa")?;
+    let findings = found.into_iter().take(FINDINGS_MAX);
+    Ok(PartCheck {
+        name: "registry".to_owned(),
+        rows,
+        findings: findings
+            .map(|(table, token, place)| format!("{table} of token {token}: {place} contradicts"))
+            .collect(),
+    })
+}
+
+impl fmt::Display for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in &self.parts {
+            let state = match part.findings.len() {
+                0 => "ok".to_owned(),
+                found => format!("{found} findings"),
+            };
+            writeln!(f, "{}: {} rows, {state}", part.name, part.rows)?;
+            for finding in &part.findings {
+                writeln!(f, "  {finding}")?;
+            }
+        }
+        let (rows, per_s) = (self.rows, self.rows_per_s);
+        let seconds = Duration::from_millis(self.elapsed_ms).as_secs_f32();
+        writeln!(f, "checked: {rows} rows in {seconds:.1} s, {per_s} rows/s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation() -> FinalOperation {
+        FinalOperation {
+            operation_id: "op".to_owned(),
+            kind: Some(OperationType::TradeBuy),
+            user_id: "boris".to_owned(),
+            reference: "trade".to_owned(),
+            tx_hash: "0xab".to_owned(),
+            amounts: vec![("CFA-RUB".to_owned(), 500), ("BOND-1".to_owned(), 3)],
+        }
+    }
+
+    fn record() -> OperationRecord {
+        OperationRecord {
+            operation_id: "op".to_owned(),
+            is_final: true,
+            tx_hash: "0xAB".to_owned(),
+            instrument_id: "BOND-1".to_owned(),
+            units_minor: 3,
+            from_user_id: "anna".to_owned(),
+            to_user_id: "boris".to_owned(),
+            payment_minor: 500,
+            fee_minor: 1,
+            is_trade: true,
+            is_of_batch: true,
+        }
+    }
+
+    #[test]
+    fn each_difference_of_an_operation_is_named() {
+        let found = |change: fn(&mut OperationRecord)| {
+            let mut record = record();
+            change(&mut record);
+            fault(&operation(), Some(&record), &[]).map(|fault| fault.to_string())
+        };
+        assert_eq!(found(|_| {}), None);
+        let other_fee = found(|record| record.instrument_id = "BOND-2".to_owned());
+        assert_eq!(other_fee, None);
+        let cases: [(fn(&mut OperationRecord), &str); 6] = [
+            (
+                |record| record.is_final = false,
+                "not final at the CFA service",
+            ),
+            (
+                |record| record.tx_hash = "0xac".to_owned(),
+                "0xac at the CFA service",
+            ),
+            (|record| record.is_of_batch = false, "is of no batch"),
+            (
+                |record| record.units_minor = 4,
+                "4 at the CFA service, 3 in the ledger",
+            ),
+            (
+                |record| record.payment_minor = 499,
+                "CFA-RUB in smallest units: 499",
+            ),
+            (
+                |record| record.to_user_id = "clara".to_owned(),
+                "clara at the CFA service, boris in the ledger",
+            ),
+        ];
+        for (change, part) in cases {
+            let text = found(change).unwrap_or_default();
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let unknown = ["0xab".to_owned()];
+        assert!(fault(&operation(), None, &unknown).is_some());
+        assert!(fault(&operation(), None, &[]).is_none());
+    }
+}
