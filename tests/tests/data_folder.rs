@@ -355,6 +355,14 @@ fn a_first_start_that_was_killed_anywhere_is_repeated() {
     });
 }
 
+/// Draft of a key. That of seals has another name until the first seals are committed.
+fn draft_of(name: &str) -> String {
+    match name.ends_with(".seal.key") {
+        true => format!("{name}.new.draft"),
+        false => format!("{name}.draft"),
+    }
+}
+
 /// An interrupted write of a key leaves a draft, and in older versions an empty file.
 #[test]
 fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
@@ -374,7 +382,7 @@ fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
                 let path = data.join(name);
                 std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
                 std::fs::write(&path, "").expect("written");
-                std::fs::write(format!("{}.draft", path.display()), "half").expect("written");
+                std::fs::write(data.join(draft_of(name)), "half").expect("written");
             }
             if with_manifest {
                 let pending = written.replace("pending = []", &all);
@@ -383,7 +391,7 @@ fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
             platform.restart().await;
             platform.stop().await;
             for name in KEYS {
-                assert!(!data.join(format!("{name}.draft")).exists(), "{name}");
+                assert!(!data.join(draft_of(name)).exists(), "{name}");
             }
             std::fs::remove_dir_all(&data).expect("removed");
         }

@@ -476,9 +476,17 @@ fn the_commands_of_the_readme_work() {
         let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
         let readme = std::fs::read_to_string(readme).expect("README.md");
         let folder = tempfile::tempdir().expect("a folder");
-        let (mut curls, mut commands, mut link) = (0, 0, String::new());
+        std::fs::write(folder.path().join("README.md"), &readme).expect("written");
+        let (mut curls, mut commands, mut variables) = (0, 0, String::new());
+        let mut printed = [
+            ("<that link>", "qrPayload: "),
+            ("<that signature>", "signature: "),
+        ]
+        .map(|(place, name)| (place, name, String::new()));
         for line in shell_lines(&readme) {
-            if line.starts_with("curl ") {
+            if line.starts_with("HASH=") {
+                variables.push_str(&format!("{line}\n"));
+            } else if line.starts_with("curl ") {
                 let answer = run_line(&with_ports_of(platform, &line), folder.path())
                     .await
                     .unwrap_or_else(|error| panic!("{error}"));
@@ -489,15 +497,20 @@ fn the_commands_of_the_readme_work() {
                 curls += 1;
             } else if let Some(rest) = line.strip_prefix("platform ") {
                 let binary = tests::process::binary();
-                let command = format!("{} --url {} {rest}", binary.display(), platform.url("all"));
-                let answer =
-                    run_line_until_success(&command.replace("<that link>", &link), folder.path())
-                        .await;
-                if let Some(found) = answer
-                    .lines()
-                    .find_map(|line| line.trim().strip_prefix("qrPayload: "))
-                {
-                    link = found.to_owned();
+                let (binary, url) = (binary.display(), platform.url("all"));
+                let data = platform.data_dir();
+                let data = data.display();
+                let mut command =
+                    format!("{variables}{binary} --url {url} --data-dir {data} {rest}");
+                for (place, _, text) in &printed {
+                    command = command.replace(place, text);
+                }
+                let answer = run_line_until_success(&command, folder.path()).await;
+                for (_, name, text) in &mut printed {
+                    let found = answer
+                        .lines()
+                        .find_map(|line| line.trim().strip_prefix(*name));
+                    *text = found.map_or(text.clone(), str::to_owned);
                 }
                 commands += 1;
             }

@@ -132,7 +132,8 @@ impl Store {
         changed
     }
 
-    /// Alters one of the `rows` of a table: its first column that is no key, or its first column.
+    /// Alters one of the `rows` of a table: its first column that is no key, or its first column. A
+    /// number is changed by more than there are rows, since it may be unique.
     /// False: there are none.
     fn alter(&self, table: &str, rows: &str) -> bool {
         let db = Connection::open(&self.path).expect("opens");
@@ -159,7 +160,7 @@ impl Store {
         let sql = format!(
             "UPDATE \"{table}\" SET \"{column}\" = CASE typeof(\"{column}\") \
              WHEN 'text' THEN \"{column}\" || 'x' WHEN 'blob' THEN CAST(\"{column}\" || x'00' AS BLOB) \
-             WHEN 'null' THEN 1 ELSE \"{column}\" + 1 END \
+             WHEN 'null' THEN 1 ELSE \"{column}\" + 1000003 END \
              WHERE ({keys}) = (SELECT {keys} FROM \"{table}\" {rows} LIMIT 1)"
         );
         self.execute(&sql) > 0

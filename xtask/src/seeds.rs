@@ -163,11 +163,11 @@ mod tests {
     /// Target of a file: `--lib`, or the name of an integration test.
     fn target_of(path: &str) -> String {
         match path.split_once("/tests/") {
-            Some((_, rest)) => {
+            Some((package, rest)) if !package.contains("/src/") => {
                 let name = rest.split('/').next().unwrap_or(rest);
                 name.trim_end_matches(".rs").to_owned()
             }
-            None => "--lib".to_owned(),
+            _ => "--lib".to_owned(),
         }
     }
 

@@ -133,7 +133,7 @@ pub(crate) fn tables(db: &Connection) -> anyhow::Result<Vec<Table>> {
 }
 
 /// Table and triggers that capture the writes of a table. `written` is 0 for an insert. For an
-/// update it has a bit per changed column.
+/// update it has a bit per changed column; an update that changes nothing is not captured.
 pub(crate) fn triggers(table: &Table) -> String {
     let Table { name, columns, .. } = table;
     let all = columns.join(", ");
@@ -152,7 +152,7 @@ pub(crate) fn triggers(table: &Table) -> String {
         "CREATE TABLE captured_{name} AS SELECT 0 AS written, {all} FROM {name} WHERE 0; \
          CREATE TRIGGER capture_insert_{name} AFTER INSERT ON {name} \
          BEGIN INSERT INTO captured_{name} VALUES (0, {new}); END; \
-         CREATE TRIGGER capture_update_{name} AFTER UPDATE ON {name} \
+         CREATE TRIGGER capture_update_{name} AFTER UPDATE ON {name} WHEN {bits} <> 0 \
          BEGIN INSERT INTO captured_{name} VALUES ({bits}, {new}); END;"
     )
 }

@@ -56,6 +56,12 @@ async fn r099_an_extract_states_the_units_at_its_time_and_is_signed() {
     world.holders("BOND-1").await;
     let again = issue(&world, alice, own).await.expect("the stored one");
     assert_eq!(again, first);
+    // Repeats that arrive together.
+    let new = extract_of("alice");
+    let calls = std::iter::repeat_with(|| issue(&world, alice, new.clone())).take(4);
+    let together = futures::future::try_join_all(calls).await;
+    let together = together.expect("issued once");
+    assert!(together.iter().all(|of| *of == together[0]));
     // The units of the day before.
     let at = pb::IssueExtractRequest {
         as_of: Some(prost_types::Timestamp {

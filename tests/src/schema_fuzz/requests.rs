@@ -279,8 +279,9 @@ fn identity(stage: &Stage, name: &str) -> Option<Value> {
 }
 
 fn chain(stage: &Stage, name: &str) -> Option<Value> {
-    // `totalSupply()` of no contract.
-    let (to, data) = (format!("0x{}", "11".repeat(20)), "0x18160ddd");
+    // `setAddressFrozen(0, false)` of no contract.
+    let to = format!("0x{}", "11".repeat(20));
+    let data = format!("0xc69c09cf{}", "00".repeat(64));
     Some(match name {
         "chain.SubmitTransaction" => json!({ "payload": { "to": to, "data": data } }),
         "chain.EstimateGas" => json!({ "to": to, "data": data }),
