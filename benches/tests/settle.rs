@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use benches::settle::capture::Capture;
 use benches::settle::files::{self, STORES, Store};
@@ -78,4 +79,16 @@ async fn the_floor_writes_the_rows_of_the_platform() {
         assert_eq!(captured, bare, "{}.{table}", store.name);
         assert!(captured.0 > 0, "{}.{table}", store.name);
     }
+}
+
+/// The test's own future is no spawned task, as that of `main`. A service that blocks its thread on
+/// a future of its own would take the wake-ups of the other calls in flight.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_calls_of_one_future_outside_of_tasks_all_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let platform = Platform::start(folder.path()).await.unwrap();
+    let created = members::create(&platform, 200);
+    let created = tokio::time::timeout(Duration::from_secs(120), created).await;
+    created.expect("a wake-up was lost").unwrap();
+    platform.stop().await.unwrap();
 }

@@ -150,11 +150,14 @@ impl Committer {
     }
 
     /// Writes the job on the caller's thread. Returns the job if it must be queued: it is large or
-    /// needs its own group, the writer is busy or stopped, or the runtime has one thread.
+    /// needs its own group, the writer is busy or stopped, the runtime has one thread, or the
+    /// caller is no spawned task. Outside of tasks, as in `main`, the inner `block_on` and the
+    /// caller's own share the parking of their thread, and wake-ups of the caller would be lost.
     fn write_inline(&self, job: Job) -> Option<Job> {
         let may_inline = self.queue.capacity() == QUEUE_COMMANDS_MAX
             && job.weight() < LARGE_WEIGHT_MIN
-            && !job.needs_own_group();
+            && !job.needs_own_group()
+            && tokio::task::try_id().is_some();
         let runtime = Handle::current();
         let Some(worker) = (self.worker.as_ref())
             .filter(|_| may_inline && runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
