@@ -590,6 +590,7 @@ code_enum! {
     ExtractFormat: i32 {
         Csv = 1 "CSV",
         Text = 2 "TEXT",
+        Pdf = 3 "PDF",
     }
 }
 

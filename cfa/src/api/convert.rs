@@ -548,6 +548,7 @@ pub fn extract(extract: Extract) -> pb::Extract {
     let content_type = match extract.format {
         ExtractFormat::Csv => "text/csv; charset=utf-8",
         ExtractFormat::Text => "text/plain; charset=utf-8",
+        ExtractFormat::Pdf => "application/pdf",
     };
     pb::Extract {
         sha256: hex::encode(Sha256::digest(&extract.content)),

@@ -1391,7 +1391,7 @@ impl CfaRegistryService for Api {
         let format = match message.format {
             0 => ExtractFormat::Csv,
             code => ExtractFormat::from_code(code)
-                .ok_or_else(|| status::invalid_argument("format", "must be CSV or TEXT"))?,
+                .ok_or_else(|| status::invalid_argument("format", "must be CSV, TEXT or PDF"))?,
         };
         let document = match message.document.is_empty() {
             true => String::new(),

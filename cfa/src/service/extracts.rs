@@ -15,8 +15,8 @@ use crate::model::{Extract, ExtractFormat, ExtractRecipient};
 
 /// Name of the call under which answers are stored (D50).
 const ISSUE: &str = "IssueExtract";
-/// Limit of the freezes in an extract, the newest.
-const FREEZES_MAX: i64 = 100;
+/// Limit of the freezes in an extract, the newest. It states that there are older ones.
+const FREEZES_MAX: usize = 500;
 
 /// Limit of a caller's extracts in a day: each is stored.
 const DAY_MAX: i64 = 1_000;
@@ -132,10 +132,15 @@ impl Service {
         let (units_minor, block_number) = self.repo.units_at(&token, &address, as_of_us).await?;
         let supply_minor = self.repo.registry_supply(&token, Some(as_of_us)).await?;
         let (holder_id, id) = (&new.holder_id, &instrument.instrument_id);
-        let freezes = self.repo.freezes_of(holder_id, id, as_of_us, FREEZES_MAX);
+        let limit = FREEZES_MAX as i64 + 1;
+        let freezes = self.repo.freezes_of(holder_id, id, as_of_us, limit);
+        let mut freezes = freezes.await?;
+        let has_older_freezes = freezes.len() > FREEZES_MAX;
+        freezes.truncate(FREEZES_MAX);
         Ok(Facts {
             extract_id: uuid::Uuid::now_v7().to_string(),
-            freezes: freezes.await?,
+            freezes,
+            has_older_freezes,
             instrument,
             holder_id: new.holder_id.clone(),
             address,

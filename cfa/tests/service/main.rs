@@ -18,6 +18,7 @@ mod metrics;
 mod missed;
 mod node;
 mod offers;
+mod pdf;
 mod placement;
 mod quarantine;
 mod record_date;

@@ -172,6 +172,8 @@ mod tests {
             "docs/measurements/matching.md",
             "benches/README.md",
             "benches/plots/single.svg",
+            // The binary contains the font.
+            "cfa/fonts/LICENSE",
             "proto/dfa/ledger/v1/ledger.proto",
         ] {
             assert!(files.contains(Path::new(file)), "no {file}: {files:?}");

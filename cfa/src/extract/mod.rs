@@ -1,8 +1,11 @@
 //! Content of an extract from the register of holders: pure functions.
 //!
-//! An extract is about one holder and one issue, at a time. Two formats: CSV with a row per value,
-//! and a statement in Russian, for a holder, a court or a bailiff. The signature is separate. A PDF
-//! needs an embedded font with Cyrillic letters, which no dependency has.
+//! An extract is about one holder and one issue, at a time. CSV has a row per value. Text and PDF
+//! are the same statement in Russian, for a holder, a court or a bailiff. The signature is
+//! separate.
+
+mod glyphs;
+mod pdf;
 
 use time::OffsetDateTime;
 use types::Decimal;
@@ -32,6 +35,8 @@ pub struct Facts {
     /// Freezes that were ordered by that time, newest first, in their state when the extract is
     /// issued.
     pub freezes: Vec<EnforcementAct>,
+    /// There are older freezes, which are not among them.
+    pub has_older_freezes: bool,
     /// Subject of the operator's certificate.
     pub signer: String,
 }
@@ -40,7 +45,11 @@ impl Facts {
     pub fn content(&self, format: ExtractFormat) -> Vec<u8> {
         match format {
             ExtractFormat::Csv => self.csv().into_bytes(),
-            ExtractFormat::Text => self.text().into_bytes(),
+            ExtractFormat::Text => (self.lines().join("\n") + "\n").into_bytes(),
+            ExtractFormat::Pdf => {
+                let title = format!("Выписка {}", self.extract_id);
+                pdf::document(&title, &self.extract_id, &self.lines())
+            }
         }
     }
 
@@ -52,7 +61,8 @@ impl Facts {
         (!act.is_whole()).then(|| self.units(act.units_minor))
     }
 
-    /// Rows `name,value`; a freeze is a row `freeze` with five values.
+    /// Rows `name,value`; a freeze is a row `freeze` with five values. The last row is
+    /// `older_freezes,omitted` if older freezes are left out.
     fn csv(&self) -> String {
         let share = plan::share_percent(self.units_minor, self.supply_minor).to_string();
         let values = [
@@ -88,10 +98,14 @@ impl Facts {
                 status,
             ]));
         }
+        if self.has_older_freezes {
+            rows.push(row(&["older_freezes", "omitted"]));
+        }
         rows.concat()
     }
 
-    fn text(&self) -> String {
+    /// The statement.
+    fn lines(&self) -> Vec<String> {
         let instrument = &self.instrument;
         let mut lines = vec![
             "ВЫПИСКА ИЗ РЕЕСТРА ПОЛЬЗОВАТЕЛЕЙ ИНФОРМАЦИОННОЙ СИСТЕМЫ".to_owned(),
@@ -129,11 +143,17 @@ impl Facts {
                 "- {units}, {document}, с {created}, состояние при выдаче {status}"
             ));
         }
+        if self.has_older_freezes {
+            let count = self.freezes.len();
+            lines.push(format!(
+                "Указаны последние {count} обременений, более ранние не указаны."
+            ));
+        }
         lines.extend([
             format!("Дата выдачи: {}", moscow(self.issued_at_us)),
             format!("Подпись оператора: отсоединённая CMS, {}", self.signer),
         ]);
-        lines.join("\n") + "\n"
+        lines
     }
 }
 
