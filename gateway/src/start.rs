@@ -280,6 +280,10 @@ impl Tasks {
             let consuming = consumers::run(own(), log.clone(), topic, self.token.clone());
             self.spawn(part, consuming);
         }
+        // The market has no relay, which removes old ids of the other services' inboxes.
+        let file = market.projection.db.file.clone();
+        let inbox = events::inbox::retain(file, log.clone(), token());
+        self.spawn_infallible("inbox_retention", inbox);
         self.spawn_infallible("events_health", showing);
         self.spawn_infallible("balances", sending_balances);
         self.spawn_infallible("sweeper", sweeping);
