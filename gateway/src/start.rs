@@ -30,7 +30,8 @@ use crate::market::{Market, SOURCE};
 use crate::projection::{self, Projection, repo};
 use crate::resend_source::SCANS_MAX;
 use crate::{
-    Error, GatewayConfig, consumers, dispatch, guard, idle_sessions, instruments, sweeper,
+    Error, GatewayConfig, consumers, dispatch, guard, idle_sessions, instruments,
+    request_retention, sweeper,
 };
 
 /// The gateway's store in its data folder.
@@ -284,6 +285,8 @@ impl Tasks {
         let file = market.projection.db.file.clone();
         let inbox = events::inbox::retain(file, log.clone(), token());
         self.spawn_infallible("inbox_retention", inbox);
+        let requests = request_retention::run(own(), token());
+        self.spawn_infallible("request_retention", requests);
         self.spawn_infallible("events_health", showing);
         self.spawn_infallible("balances", sending_balances);
         self.spawn_infallible("sweeper", sweeping);
