@@ -85,9 +85,12 @@ impl Embedded {
     pub async fn remove_older(&self, before_us: i64, records: u64) -> Result<u64, Error> {
         let mut removed = 0;
         for (topic, end) in self.removable(records).await? {
-            while let Some(through) = self.aged(&topic, end, before_us).await? {
+            // Mostly not even the oldest row is due.
+            let mut rows_max = 1;
+            while let Some(through) = self.aged(&topic, end, before_us, rows_max).await? {
                 removed += self.remove_before(&topic, through).await?;
                 tokio::time::sleep(PAUSE).await;
+                rows_max = AGED_ROWS_MAX;
             }
         }
         Ok(removed)
@@ -114,8 +117,14 @@ impl Embedded {
     }
 
     /// End of the oldest rows of a topic whose first records occurred before `before_us`, at most
-    /// [`AGED_ROWS_MAX`] rows and not beyond `end`; `None`: no row.
-    async fn aged(&self, topic: &str, end: i64, before_us: i64) -> Result<Option<i64>, Error> {
+    /// `rows_max` rows and not beyond `end`; `None`: no row.
+    async fn aged(
+        &self,
+        topic: &str,
+        end: i64,
+        before_us: i64,
+        rows_max: i64,
+    ) -> Result<Option<i64>, Error> {
         let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
             "SELECT position, count, records FROM log INDEXED BY log_by_topic \
              WHERE topic = $1 AND position < $2 AND position + count <= $2 \
@@ -123,7 +132,7 @@ impl Embedded {
         )
         .bind(topic)
         .bind(end)
-        .bind(AGED_ROWS_MAX)
+        .bind(rows_max)
         .fetch_all(self.0.log.read())
         .await?;
         let mut aged = None;
