@@ -255,6 +255,23 @@ async fn records_beyond_an_age_are_removed_once_they_are_consumed() {
 }
 
 #[tokio::test]
+async fn dead_letters_of_other_groups_stay_after_a_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let dead = topics::dlq("read");
+    for number in 0..5 {
+        log.publish(&[event(&dead, "k", number)]).await.unwrap();
+    }
+    let letters = log.backlog("dlq-replay.one", &[&dead]).await.unwrap();
+    let last = &letters.last().unwrap().position;
+    log.commit("dlq-replay.one", last).await.unwrap();
+    assert_eq!(log.remove_older(i64::MAX, 1).await.unwrap(), 0);
+    assert_eq!(log.remove_all_but(1).await.unwrap(), 0);
+    let letters = log.backlog("dlq-replay.two", &[&dead]).await.unwrap();
+    assert_eq!(letters.len(), 5);
+}
+
+#[tokio::test]
 async fn only_consumed_records_are_removed_and_positions_go_on() {
     let folder = tempfile::tempdir().unwrap();
     let log = Embedded::open(folder.path()).await.unwrap();

@@ -91,8 +91,8 @@ pub struct Events {
     pub kafka_brokers: Option<String>,
     /// Days for which the embedded log keeps a record, at least 7; 0: for ever. A record is removed
     /// only once every consumer group that has ever read its topic has it, and never one of the
-    /// last 200,000. A topic without a group keeps all. A day after the records of a time the
-    /// services forget the ids of the events that they handled then.
+    /// last 200,000. A topic without a group and the topics of dead letters keep all. A day after
+    /// the records of a time the services forget the ids of the events that they handled then.
     pub retain_days: u32,
     /// Records that the embedded log keeps, at least 200,000, if it is to keep fewer than those of
     /// `retain_days`.

@@ -2,8 +2,8 @@
 //!
 //! A record is removed only after every group that has ever read its topic has consumed it, also
 //! one that no longer runs, and if at least [`RETAIN_MIN`] records follow it. A topic without a
-//! group keeps all its records. A group that is new begins at the oldest record that is left. Each
-//! transaction removes at most [`ROWS_MAX`] rows.
+//! group and a dead-letter topic keep all their records. A group that is new begins at the oldest
+//! record that is left. Each transaction removes at most [`ROWS_MAX`] rows.
 
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ impl Embedded {
         Ok(removed)
     }
 
-    /// Each topic with a group, and the position before which all groups have consumed its records
-    /// and the last `records` of the log do not begin.
+    /// Each topic with a group, except those of dead letters, and the position before which all
+    /// groups have consumed its records and the last `records` of the log do not begin.
     async fn removable(&self, records: u64) -> Result<Vec<(String, i64)>, Error> {
         let end: Option<i64> =
             sqlx::query_scalar("SELECT position + count FROM log ORDER BY position DESC LIMIT 1")
@@ -110,6 +110,8 @@ impl Embedded {
             sqlx::query_as("SELECT topic, MIN(position) FROM offsets GROUP BY topic")
                 .fetch_all(self.0.offsets.read())
                 .await?;
+        // A replay for one group also passes the letters of the others.
+        consumed.retain(|(topic, _)| !topics::is_dlq(topic));
         for (_, end) in &mut consumed {
             *end = keep_from.min(*end);
         }
