@@ -45,8 +45,9 @@ pub use contracts::{Action, Contracts, Grant, Payout, RoleSet, Terms, Trade, Ver
 pub use dev::StoreError;
 pub use dev::bare::{BareChain, BareTransaction};
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/connector": "0001_connector", "0002_attempts");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
+    "migrations/connector": "0001_connector", "0002_attempts", "0003_final_attempts"
+);
 
 /// Maximum of `confirmations`: so long a chain of block hashes is compared in a reorganisation.
 const CONFIRMATIONS_MAX: u64 = 256;

@@ -12,6 +12,7 @@ use chain::{
 use prost::Message;
 use proto::chain::v1 as pb;
 use serde_json::{Value, json};
+use sqlx::{Connection, SqliteConnection};
 use tokio_util::sync::CancellationToken;
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -334,6 +335,16 @@ async fn r064_a_cancelled_caller_leaves_no_nonce_gap_and_no_collision() {
     chain.stop().await;
 }
 
+/// Bytes of all signed transactions in the connector's file.
+async fn stored_bytes(folder: &Path) -> i64 {
+    let file = folder.join("chain/connector.sqlite");
+    let url = format!("sqlite://{}?mode=ro", file.display());
+    let mut db = SqliteConnection::connect(&url).await.expect("opens");
+    let sql = "SELECT COALESCE(SUM(length(raw)), 0) FROM attempt";
+    let bytes = sqlx::query_scalar(sql).fetch_one(&mut db).await;
+    bytes.expect("read")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn chain_and_queue_continue_after_a_restart() {
     let folder = tempfile::tempdir().expect("folder");
@@ -377,18 +388,17 @@ async fn chain_and_queue_continue_after_a_restart() {
         Some(mint)
     );
     assert_eq!(connector.balance_of(&token, &alice).await.expect("read"), 7);
-    let burn = run(
-        &connector,
-        "burn",
-        &Action::Burn {
-            token,
-            from: alice,
-            units: 3,
-            id: None,
-        },
-    )
-    .await;
+    let action = Action::Burn {
+        token,
+        from: alice,
+        units: 3,
+        id: None,
+    };
+    let burn = run(&connector, "burn", &action).await;
     assert_eq!(burn.status, ReceiptStatus::Success);
+    // A final transaction is not sent again, so its bytes are not kept.
+    assert_eq!(run(&connector, "burn", &action).await, burn);
+    assert_eq!(stored_bytes(folder.path()).await, 0);
     assert_eq!(
         connector
             .block(None)

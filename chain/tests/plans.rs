@@ -137,6 +137,7 @@ async fn no_statement_of_the_connector_scans_a_table() {
         "UPDATE submission SET block_number =",
         "UPDATE submission SET nonce = NULL",
         "UPDATE submission SET nonce = $1",
+        "UPDATE attempt SET raw",
         "FROM unconfirmed WHERE number >= 0",
         "DELETE FROM unconfirmed WHERE number >",
         "DELETE FROM unconfirmed WHERE number <=",

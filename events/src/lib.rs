@@ -27,6 +27,7 @@ mod multi_row;
 pub mod outbox;
 pub mod pack;
 pub mod postgres;
+pub mod retention;
 pub mod row;
 pub mod seal;
 pub mod sqlite;
@@ -37,7 +38,7 @@ pub use consumer::{
     BatchResult, Failure, HandlerResult, Poison, RetryLater, RetryPolicy, Stopped, consume,
     consume_batches, consume_with,
 };
-pub use embedded::Embedded;
+pub use embedded::{Embedded, Retention};
 pub use event::{Event, EventRef, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};

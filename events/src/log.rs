@@ -68,6 +68,12 @@ pub trait Log: Send + Sync + 'static {
     /// As [`Subscription::commit`], for a group without members.
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error>;
 
+    /// Time in microseconds since which every record that the log may still deliver was appended;
+    /// `None`: unknown. An inbox needs no ids that it accepted before.
+    async fn delivers_since(&self) -> Result<Option<i64>, Error> {
+        Ok(None)
+    }
+
     /// The reason while the log is unreachable, for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
 

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::sqlite::outbox::append_in_tx;
-use crate::{Error, Log, consumer};
+use crate::{Error, Log, consumer, inbox};
 
 /// Pause after a batch, in milliseconds: small commits in sequence share the log's durable writes.
 const PACE_MS: u64 = 2;
@@ -61,6 +61,28 @@ pub trait Queue: Clone + Send + Sync + 'static {
 
     /// Display name, for logs.
     fn name(&self) -> String;
+
+    /// The first consumer in the inbox after this one, in the order of texts.
+    async fn next_consumer(&self, after: &str) -> Result<Option<String>, Error>;
+
+    /// A page of a consumer's ids strictly between two texts, in order, with the times at which
+    /// they were accepted.
+    async fn inbox_page(
+        &self,
+        consumer: &str,
+        after: &str,
+        until: &str,
+    ) -> Result<Vec<(String, i64)>, Error>;
+
+    /// Deletes a consumer's ids after a text and up to another that were accepted before
+    /// `before_us`, in one transaction. Returns how many.
+    async fn forget(
+        &self,
+        consumer: &str,
+        after: &str,
+        through: &str,
+        before_us: i64,
+    ) -> Result<u64, Error>;
 }
 
 /// Moves outbox rows to the log.
@@ -68,7 +90,13 @@ pub struct Relay;
 
 impl Relay {
     /// Runs until `shutdown`. Failures are logged and retried with backoff, nothing is skipped.
+    /// Also removes old ids from the inbox of the same database ([`inbox::retain`]).
     pub async fn run(db: impl Queue, log: Arc<dyn Log>, shutdown: CancellationToken) {
+        let retaining = inbox::retain(db.clone(), log.clone(), shutdown.clone());
+        tokio::join!(Self::relay(db, log, shutdown), retaining);
+    }
+
+    async fn relay(db: impl Queue, log: Arc<dyn Log>, shutdown: CancellationToken) {
         let policy = consumer::RetryPolicy::default().for_outage();
         let mut failures = 0;
         loop {

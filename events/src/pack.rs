@@ -190,6 +190,24 @@ pub fn scan(value: &[u8], count: i64) -> Result<Contents, String> {
     })
 }
 
+/// Time of the first record of a value, in microseconds.
+///
+/// # Errors
+/// The fault of the value.
+pub fn first_occurred_at_us(value: &[u8]) -> Result<i64, String> {
+    let mut from = Reader(body(value)?);
+    let mut first = || {
+        from.id()?;
+        // The repeated texts and the subject.
+        for _ in 0..=REPEATED.len() {
+            from.own_text()?;
+        }
+        from.number()
+    };
+    let time = first().ok_or("ends within a record")?;
+    Ok((time >> 1).cast_signed() ^ -((time & 1).cast_signed()))
+}
+
 fn check_count(count: i64, found: usize) -> Result<(), String> {
     if usize::try_from(count) != Ok(found) {
         return Err(format!("has {found} records instead of {count}"));
@@ -411,6 +429,8 @@ mod tests {
             let mut topics: Vec<&str> = records.iter().map(|record| &*record.event.topic).collect();
             topics.dedup();
             prop_assert_eq!(found.topics, topics);
+            let first_us = records.first().map(|record| record.event.occurred_at_us);
+            prop_assert_eq!(first_occurred_at_us(&value).ok(), first_us);
             prop_assert_eq!(unpack(&value, records.len() as i64), Ok(records));
         }
 

@@ -26,6 +26,11 @@ pub fn dlq(topic: &str) -> String {
     format!("{topic}.dlq")
 }
 
+/// Whether it is a dead-letter topic.
+pub fn is_dlq(topic: &str) -> bool {
+    topic.ends_with(".dlq")
+}
+
 /// The topic of a dead-letter topic.
 pub fn of_dlq(dlq: &str) -> &str {
     dlq.strip_suffix(".dlq").unwrap_or(dlq)

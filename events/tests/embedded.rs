@@ -228,6 +228,50 @@ async fn acknowledged_events_survive_kill_9() {
 }
 
 #[tokio::test]
+async fn records_beyond_an_age_are_removed_once_they_are_consumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    for number in 0..60 {
+        log.publish(&[event("read", "k", number)]).await.unwrap();
+    }
+    let time_of = |number: usize| event("read", "k", number).occurred_at_us;
+    assert_eq!(log.delivers_since().await.unwrap(), None, "no group");
+    let mut group = log.subscribe("group", &["read"]).await.unwrap();
+    let last = receive(&mut group, 40).await.pop().unwrap();
+    log.commit("group", &last.position).await.unwrap();
+    assert_eq!(log.delivers_since().await.unwrap(), Some(time_of(0)));
+
+    assert_eq!(log.remove_older(time_of(0), 10).await.unwrap(), 0);
+    assert_eq!(log.remove_older(time_of(30), 10).await.unwrap(), 30);
+    assert_eq!(log.delivers_since().await.unwrap(), Some(time_of(30)));
+    // The last 35 records of the log stay, whatever their age.
+    assert_eq!(log.remove_older(time_of(60), 35).await.unwrap(), 0);
+    // Those that the group has consumed, except the last.
+    assert_eq!(log.remove_older(time_of(60), 10).await.unwrap(), 9);
+    assert_eq!(log.delivers_since().await.unwrap(), Some(time_of(39)));
+    let rest = log.backlog("group", &["read"]).await.unwrap();
+    assert_eq!(rest.len(), 20);
+    assert_eq!(rest[0].record.event, event("read", "k", 40));
+}
+
+#[tokio::test]
+async fn dead_letters_of_other_groups_stay_after_a_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let dead = topics::dlq("read");
+    for number in 0..5 {
+        log.publish(&[event(&dead, "k", number)]).await.unwrap();
+    }
+    let letters = log.backlog("dlq-replay.one", &[&dead]).await.unwrap();
+    let last = &letters.last().unwrap().position;
+    log.commit("dlq-replay.one", last).await.unwrap();
+    assert_eq!(log.remove_older(i64::MAX, 1).await.unwrap(), 0);
+    assert_eq!(log.remove_all_but(1).await.unwrap(), 0);
+    let letters = log.backlog("dlq-replay.two", &[&dead]).await.unwrap();
+    assert_eq!(letters.len(), 5);
+}
+
+#[tokio::test]
 async fn only_consumed_records_are_removed_and_positions_go_on() {
     let folder = tempfile::tempdir().unwrap();
     let log = Embedded::open(folder.path()).await.unwrap();

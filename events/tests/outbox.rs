@@ -599,3 +599,49 @@ async fn r248_kill_9_in_a_group_written_directly_loses_and_halves_nothing() {
     let changes = assert_whole(db, folder.path(), committed).await;
     assert_eq!(changes % GROUP, 0, "a group is incomplete");
 }
+
+#[tokio::test]
+async fn old_ids_are_forgotten_in_pages_and_young_ones_stay() {
+    const DAY_US: i64 = 86_400_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let db = service(folder.path()).await;
+    let now_us = service_kit::clock::now_us();
+    let timed = |at_us: i64, number: u128| {
+        let milliseconds = u128::from(at_us.unsigned_abs() / 1_000);
+        Uuid::from_u128((milliseconds << 80) | (7 << 76) | (2 << 62) | number)
+    };
+    let random = |number: usize| event("t", "k", number).id;
+    let old_us = now_us - 10 * DAY_US;
+    let old = (0..2_500).map(|number| (timed(old_us, number), old_us));
+    let old = old.chain((0..300).map(|number| (random(number), old_us)));
+    let young = (0..300).map(|number| (random(1_000 + number), now_us));
+    let young = young.chain((0..300).map(|number| (timed(now_us, number), now_us)));
+    // An old event that a stopped consumer accepted late.
+    let young = young.chain([(timed(old_us, 5_000), now_us)]);
+    let mut tx = db.write().await.unwrap();
+    for (id, accepted_us) in old.chain(young) {
+        sqlx::query("INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES ('c', $1, $2)")
+            .bind(id.to_string())
+            .bind(accepted_us)
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+    }
+    tx.commit().await.unwrap();
+
+    let log = Embedded::open(folder.path().join("log")).await.unwrap();
+    assert_eq!(inbox::sweep(&db, &log).await.unwrap(), 0, "an empty log");
+    let mut record = event("t", "k", 1);
+    record.occurred_at_us = now_us - 5 * DAY_US;
+    log.publish(&[record]).await.unwrap();
+    published(&log, 1).await;
+    let read = log.backlog("other", &["t"]).await.unwrap();
+    Log::commit(&log, "other", &read[0].position).await.unwrap();
+    assert_eq!(inbox::sweep(&db, &log).await.unwrap(), 2_800);
+    assert_eq!(inbox::sweep(&db, &log).await.unwrap(), 0);
+    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM inbox")
+        .fetch_one(db.read())
+        .await
+        .unwrap();
+    assert_eq!(left, 601);
+}

@@ -74,6 +74,9 @@ pub struct GatewayConfig {
     /// Time after which a closed session without open or unsettled orders is forgotten, in seconds;
     /// 0 = never. A login under its name then starts a new session.
     pub session_retention_s: u64,
+    /// Days after which the correlation id of a call is removed from the market's file; 0 = never.
+    /// Only the events of the call's command contain it.
+    pub request_retention_days: u32,
     /// Interval of the sweeper, and of the scan for idle sessions, in milliseconds.
     pub sweep_interval_ms: u64,
     /// How long a call that shrinks or closes a hold waits for settlement to release the money in
@@ -125,6 +128,7 @@ impl Default for GatewayConfig {
             orphan_hold_age_ms: 60_000,
             trading_hold_idle_ms: 900_000,
             session_retention_s: 2_592_000,
+            request_retention_days: 30,
             sweep_interval_ms: 30_000,
             release_wait_ms: 2_000,
             read_wait_ms: 1_000,

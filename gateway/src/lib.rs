@@ -50,6 +50,7 @@ mod market;
 mod orders;
 pub mod projection;
 mod refusal;
+mod request_retention;
 mod resend_source;
 mod retry;
 mod start;

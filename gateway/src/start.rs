@@ -30,7 +30,8 @@ use crate::market::{Market, SOURCE};
 use crate::projection::{self, Projection, repo};
 use crate::resend_source::SCANS_MAX;
 use crate::{
-    Error, GatewayConfig, consumers, dispatch, guard, idle_sessions, instruments, sweeper,
+    Error, GatewayConfig, consumers, dispatch, guard, idle_sessions, instruments,
+    request_retention, sweeper,
 };
 
 /// The gateway's store in its data folder.
@@ -275,11 +276,17 @@ impl Tasks {
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
         let sending_balances = balances::run(own(), token());
+        // The market has no relay, which removes old ids of the other services' inboxes.
+        let file = market.projection.db.file.clone();
+        let inbox = events::inbox::retain(file, log.clone(), token());
+        let requests = request_retention::run(own(), token());
         self.spawn("message_samples", comparing);
         for (topic, part) in consumers::TOPICS {
             let consuming = consumers::run(own(), log.clone(), topic, self.token.clone());
             self.spawn(part, consuming);
         }
+        self.spawn_infallible("inbox_retention", inbox);
+        self.spawn_infallible("request_retention", requests);
         self.spawn_infallible("events_health", showing);
         self.spawn_infallible("balances", sending_balances);
         self.spawn_infallible("sweeper", sweeping);

@@ -84,15 +84,71 @@ pub struct Sandbox {
 }
 
 /// Transport of events between services.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Events {
     /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
     pub kafka_brokers: Option<String>,
-    /// Records that the embedded log keeps, at least 200,000; older ones are removed once every
-    /// consumer group that has ever read their topic has them. Unset: all. A topic without a
-    /// group keeps all.
+    /// Days for which the embedded log keeps a record, at least 7; 0: for ever. A record is removed
+    /// only once every consumer group that has ever read its topic has it, and never one of the
+    /// last 200,000. A topic without a group and the topics of dead letters keep all. A day after
+    /// the records of a time the services forget the ids of the events that they handled then.
+    pub retain_days: u32,
+    /// Records that the embedded log keeps, at least 200,000, if it is to keep fewer than those of
+    /// `retain_days`.
     pub retain_records: Option<u64>,
+    /// Days after which the brokers have no record of the platform's topics any more, at least 7.
+    /// The services forget the ids of handled events a day later. Unset: never.
+    pub kafka_retention_days: Option<u32>,
+}
+
+/// Minimum of `retain_days` and `kafka_retention_days`: a stopped service may take some days.
+const RETAIN_DAYS_MIN: u32 = 7;
+const SECONDS_PER_DAY: u64 = 86_400;
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            kafka_brokers: None,
+            retain_days: 30,
+            retain_records: None,
+            kafka_retention_days: None,
+        }
+    }
+}
+
+impl Events {
+    fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.retain_days == 0 || self.retain_days >= RETAIN_DAYS_MIN,
+            "configuration: events.retain_days is {}, the minimum is {RETAIN_DAYS_MIN}; 0 keeps all",
+            self.retain_days
+        );
+        let kafka_days = self.kafka_retention_days.unwrap_or(RETAIN_DAYS_MIN);
+        anyhow::ensure!(
+            kafka_days >= RETAIN_DAYS_MIN,
+            "configuration: events.kafka_retention_days is {kafka_days}, \
+             the minimum is {RETAIN_DAYS_MIN}"
+        );
+        Ok(())
+    }
+
+    /// Which records the embedded log keeps.
+    pub fn retention(&self) -> events::Retention {
+        events::Retention {
+            records: self.retain_records,
+            age: (self.retain_days > 0).then(|| days(self.retain_days)),
+        }
+    }
+
+    /// Age at which the brokers have no record any more, if the operator states it.
+    pub fn kafka_retention(&self) -> Option<std::time::Duration> {
+        self.kafka_retention_days.map(days)
+    }
+}
+
+fn days(count: u32) -> std::time::Duration {
+    std::time::Duration::from_secs(u64::from(count) * SECONDS_PER_DAY)
 }
 
 /// Receivers of critical alerts besides the log. Their addresses and keys are secrets.
@@ -521,6 +577,7 @@ impl Config {
             .map_err(|error| merged(&error))
             .context("configuration")?;
         config.alerts.check()?;
+        config.events.check()?;
         anyhow::ensure!(
             config.journal.retain_bytes.is_none() || config.snapshots.enabled,
             "configuration: journal.retain_bytes needs snapshots.enabled: \
@@ -899,6 +956,20 @@ mod tests {
         let followers = vec![sequencer::Durable::new("history")];
         let kept = kept.retention(followers).expect("set");
         assert_eq!((kept.bytes, kept.followers.len()), (1_000_000, 1));
+        let events =
+            "[events]\nretain_days = 7\nretain_records = 300000\nkafka_retention_days = 7\n";
+        let events = load(events).expect("loaded").events;
+        let age = std::time::Duration::from_secs(7 * 86_400);
+        assert_eq!(events.retention().age, Some(age));
+        assert_eq!(events.retention().records, Some(300_000));
+        assert_eq!(events.kafka_retention(), Some(age));
+        let all = load("[events]\nretain_days = 0\n").expect("loaded").events;
+        assert_eq!(all.retention(), events::Retention::default());
+        assert_eq!(all.kafka_retention(), None);
+        for name in ["retain_days", "kafka_retention_days"] {
+            let error = load(&format!("[events]\n{name} = 6\n")).expect_err("too short");
+            assert!(error.to_string().contains(name), "{error}");
+        }
         let text = "[journal]\nretain_bytes = 1\n[snapshots]\nenabled = false\n";
         let error = load(text).expect_err("nothing to start from").to_string();
         assert!(error.contains("snapshots.enabled"), "{error}");

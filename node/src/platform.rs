@@ -582,14 +582,16 @@ async fn open_log(
             .create_topics(&requests)
             .await
             .context("request topics of Kafka")?;
+        if let Some(age) = config.events.kafka_retention() {
+            kafka.set_retention(age);
+        }
         return Ok((Arc::new(kafka), None));
     }
     let embedded = events::Embedded::open(config.data_dir.join("events"))
         .await
         .context("event log")?;
-    if let Some(records) = config.events.retain_records {
-        tokio::spawn(embedded.clone().retain(records, until.clone()));
-    }
+    let retention = config.events.retention();
+    tokio::spawn(embedded.clone().retain(retention, until.clone()));
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 

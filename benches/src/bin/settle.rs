@@ -255,11 +255,13 @@ struct Written {
     after: Figures,
     bytes_before: Vec<(&'static str, i64)>,
     bytes_after: Vec<(&'static str, i64)>,
+    /// After the retention of the event log.
+    bytes_archived: Vec<(&'static str, i64)>,
 }
 
 impl Written {
-    fn bytes_per_trade(&self, trades: u64) -> (f64, Value) {
-        let stores = self.bytes_before.iter().zip(&self.bytes_after);
+    fn bytes_per_trade(&self, used: &[(&'static str, i64)], trades: u64) -> (f64, Value) {
+        let stores = self.bytes_before.iter().zip(used);
         let each = stores.map(|((name, before), (_, after))| {
             let bytes = (after - before) as f64 / trades as f64;
             ((*name).to_owned(), bytes)
@@ -291,7 +293,8 @@ fn report(
     let operations = written.after.ledger_operations - written.before.ledger_operations;
     let chain_trades = (written.after.trades - written.before.trades).max(1);
     let gas = written.after.gas - written.before.gas;
-    let (bytes, bytes_by_store) = written.bytes_per_trade(trades);
+    let (bytes, bytes_by_store) = written.bytes_per_trade(&written.bytes_after, trades);
+    let (archived, archived_by_store) = written.bytes_per_trade(&written.bytes_archived, trades);
     let mut found = json!({
         "trades": trades,
         "trades_per_s": sum.settle_per_s().round(),
@@ -302,6 +305,8 @@ fn report(
         "ledger_ops_per_s": per_s(operations.unsigned_abs(), sum.settle).round(),
         "bytes_per_trade": bytes.round(),
         "bytes_by_store": bytes_by_store,
+        "archived_bytes_per_trade": archived.round(),
+        "archived_bytes_by_store": archived_by_store,
         "rest_s": round3(sum.rest.as_secs_f64()),
         "tenths": tenths.iter().map(Tenth::json).collect::<Vec<_>>(),
     });
@@ -335,11 +340,14 @@ async fn run(args: &Args, folder: &Path) -> anyhow::Result<Value> {
     files::quiet(&settled).await?;
     let (before, bytes_before) = (files::figures(&settled)?, files::used_bytes(&settled)?);
     let tenths = tenths(args, &mut flow, &platform, &mut reference).await?;
+    let (after, bytes_after) = (files::figures(&settled)?, files::used_bytes(&settled)?);
+    platform.archive().await?;
     let written = Written {
         before,
-        after: files::figures(&settled)?,
+        after,
         bytes_before,
-        bytes_after: files::used_bytes(&settled)?,
+        bytes_after,
+        bytes_archived: files::used_bytes(&settled)?,
     };
     let rows = match reference {
         Some(reference) => {

@@ -294,6 +294,23 @@ impl Platform {
         })
     }
 
+    /// Removes the records that the event log need not keep. In a platform the market reads the
+    /// ledger's events; here its group counts as having read all.
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub async fn archive(&self) -> anyhow::Result<()> {
+        let all = events::Position {
+            topic: events::topics::LEDGER.to_owned(),
+            partition: 0,
+            offset: i64::MAX,
+        };
+        events::Log::commit(&self.log, "market", &all).await?;
+        let records = events::embedded::RETAIN_MIN;
+        self.log.remove_all_but(records).await?;
+        Ok(())
+    }
+
     /// The proof of balances over ledger and chain.
     ///
     /// # Errors

@@ -81,17 +81,22 @@ impl OperationFilter {
             query.push(")");
         }
         if !self.tx_hashes.is_empty() {
-            query.push(" AND tx_hash IN (");
-            let mut hashes = query.separated(", ");
-            for tx_hash in &self.tx_hashes {
-                hashes.push_bind(tx_hash.clone());
-            }
-            query.push(")");
+            query.push(" AND ");
+            self.push_hashes_to(query);
         }
         if self.exclude_trades {
             // As in the condition of `operation_tx_other`.
             query.push(format!(" AND flow <> {}", Flow::Trade.code()));
         }
+    }
+
+    fn push_hashes_to(&self, query: &mut QueryBuilder<sqlx::Sqlite>) {
+        query.push("tx_hash IN (");
+        let mut hashes = query.separated(", ");
+        for tx_hash in &self.tx_hashes {
+            hashes.push_bind(tx_hash.clone());
+        }
+        query.push(")");
     }
 }
 
@@ -160,9 +165,11 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
+    /// Operations of a transaction, without trades: their batch has the transaction.
     pub async fn operations_by_tx(&self, tx_hash: &str) -> Result<Vec<Operation>, Error> {
         let rows = select("tx_hash = ")
             .push_bind(tx_hash)
+            .push(format!(" AND flow <> {}", Flow::Trade.code()))
             .build()
             .fetch_all(self.db.read())
             .await?;
@@ -299,22 +306,37 @@ impl Repo {
             filter.push_to(query);
             query.push(ORDER).push_bind(limit);
         };
-        let is_selective = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
-        let mut query = if filter.user_id.is_empty() || is_selective {
-            let mut query = match filter.exclude_trades && !filter.tx_hashes.is_empty() {
-                // A transaction has hundreds of trades.
-                true => QueryBuilder::new(format!(
-                    "SELECT {COLUMNS} FROM operation INDEXED BY operation_tx_other WHERE "
-                )),
-                false => select(""),
-            };
+        // `IN` over three columns uses no index of the user: a reference or a transaction selects
+        // fewer operations than a user.
+        let push_selected = |query: &mut QueryBuilder<sqlx::Sqlite>| {
             if !filter.user_id.is_empty() {
-                // `IN` over three columns uses no index of the user: a reference or a transaction
-                // selects fewer operations than a user.
                 query.push_bind(filter.user_id.clone());
                 query.push(" IN (user_id, from_user_id, to_user_id) AND ");
             }
-            push_conditions(&mut query);
+            push_conditions(query);
+        };
+        let mut query = if !filter.tx_hashes.is_empty() {
+            let trade = Flow::Trade.code();
+            let mut query = QueryBuilder::new(format!(
+                "SELECT * FROM (SELECT {COLUMNS} FROM operation INDEXED BY operation_tx_other \
+                 WHERE flow <> {trade} AND "
+            ));
+            push_selected(&mut query);
+            if !filter.exclude_trades {
+                query.push(format!(
+                    ") UNION ALL SELECT * FROM (SELECT {COLUMNS} FROM operation \
+                     INDEXED BY operation_of_batch WHERE flow = {trade} AND batch_id IN \
+                     (SELECT batch_id FROM batch WHERE "
+                ));
+                filter.push_hashes_to(&mut query);
+                query.push(") AND ");
+                push_selected(&mut query);
+            }
+            query.push(")").push(ORDER).push_bind(limit);
+            query
+        } else if filter.user_id.is_empty() || !filter.external_ref.is_empty() {
+            let mut query = select("");
+            push_selected(&mut query);
             query
         } else {
             let mut query = QueryBuilder::new("");

@@ -323,13 +323,18 @@ async fn enforce(world: &mut World) {
 /// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
-        for (r#type, status, tx_hash) in [(0, 0, None), (3, 7, None), (0, 0, Some(tx_hash.clone()))]
-        {
+        let of_tx = Some(tx_hash.clone());
+        for (r#type, status, tx_hash, without_trades) in [
+            (0, 0, None, false),
+            (3, 7, None, false),
+            (0, 0, of_tx.clone(), false),
+            (0, 0, of_tx, true),
+        ] {
             let request = pb::ListOperationsRequest {
                 user_id: user_id.into(),
                 r#type,
                 status,
-                without_trades: tx_hash.is_some(),
+                without_trades,
                 onchain_tx_hashes: tx_hash.into_iter().collect(),
                 ..Default::default()
             };
@@ -511,6 +516,7 @@ async fn no_statement_scans_a_table() {
         "UPDATE operation SET batch_id = $2",
         "CROSS JOIN holding ON token =",
         "FROM operation INDEXED BY operation_tx_other",
+        "FROM operation INDEXED BY operation_of_batch",
         "FROM registry_quarantine WHERE token =",
         "FROM offer WHERE offer_id =",
         "FROM offer WHERE user_id = $1 AND side = $2 AND idempotency_key =",

@@ -40,7 +40,7 @@ pub(super) struct Stored {
 pub(super) struct Attempt {
     pub tx_hash: TxHash,
     pub nonce: u64,
-    /// Encoded as in EIP-2718.
+    /// Encoded as in EIP-2718; empty once the submission is final.
     pub raw: Vec<u8>,
     /// It does not execute the call: it only uses up the nonce.
     pub cancels: bool,
@@ -593,6 +593,11 @@ async fn finalise_in_tx(
     .bind(&ours.key)
     .execute(&mut **tx)
     .await?;
+    // Never sent again: the chain has the bytes, which are the largest part of a batch here.
+    sqlx::query("UPDATE attempt SET raw = x'' WHERE key = $1")
+        .bind(&ours.key)
+        .execute(&mut **tx)
+        .await?;
     Ok(())
 }
 

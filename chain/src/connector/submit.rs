@@ -157,7 +157,8 @@ impl Connector {
                 known.submission.tx_hash
             )));
         }
-        if known.included.is_some() {
+        // Without bytes it has become final since it was read.
+        if known.included.is_some() || attempt.raw.is_empty() {
             return Ok(known.submission.clone());
         }
         match self.send(&attempt).await {

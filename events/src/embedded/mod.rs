@@ -14,7 +14,7 @@ mod retention;
 mod source;
 mod wakes;
 
-pub use retention::RETAIN_MIN;
+pub use retention::{RETAIN_MIN, Retention};
 
 use futures::future::BoxFuture;
 use std::{
@@ -261,6 +261,10 @@ impl Log for Embedded {
 
     async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
         self.0.commit(group, position).await
+    }
+
+    async fn delivers_since(&self) -> Result<Option<i64>, Error> {
+        self.oldest_us().await
     }
 
     fn failing(&self) -> watch::Receiver<Option<String>> {

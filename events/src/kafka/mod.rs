@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -56,6 +56,8 @@ struct Inner {
     context: Context,
     producer: FutureProducer<Context>,
     waiting: Waiting,
+    /// Age at which the topics have no record any more; unset: unknown.
+    retention: OnceLock<Duration>,
 }
 
 impl Kafka {
@@ -90,7 +92,14 @@ impl Kafka {
             context,
             producer,
             waiting: Waiting::default(),
+            retention: OnceLock::new(),
         })))
+    }
+
+    /// States the age at which the topics have no record any more. Inboxes then remove older ids.
+    /// The first call counts.
+    pub fn set_retention(&self, age: Duration) {
+        let _ = self.0.retention.set(age);
     }
 
     /// Creates the missing topics of the platform and their dead-letter topics: 12 partitions
@@ -214,6 +223,14 @@ impl Log for Kafka {
             .await
             .map_err(|_| Error::Closed)??;
         Ok(())
+    }
+
+    async fn delivers_since(&self) -> Result<Option<i64>, Error> {
+        let since = |age: &Duration| {
+            let age_us = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+            service_kit::clock::now_us().saturating_sub(age_us)
+        };
+        Ok(self.0.retention.get().map(since))
     }
 
     fn failing(&self) -> watch::Receiver<Option<String>> {

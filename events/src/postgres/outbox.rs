@@ -173,6 +173,37 @@ impl Queue for Postgres {
     fn name(&self) -> String {
         self.location()
     }
+
+    async fn next_consumer(&self, after: &str) -> Result<Option<String>, Error> {
+        let query = sqlx::query_scalar(inbox::NEXT_CONSUMER).bind(after);
+        Ok(query.fetch_one(self.read()).await?)
+    }
+
+    async fn inbox_page(
+        &self,
+        consumer: &str,
+        after: &str,
+        until: &str,
+    ) -> Result<Vec<(String, i64)>, Error> {
+        let query = sqlx::query_as(inbox::PAGE).bind(consumer).bind(after);
+        let query = query.bind(until).bind(inbox::PAGE_IDS);
+        Ok(query.fetch_all(self.read()).await?)
+    }
+
+    async fn forget(
+        &self,
+        consumer: &str,
+        after: &str,
+        through: &str,
+        before_us: i64,
+    ) -> Result<u64, Error> {
+        let mut tx = self.write().await?;
+        let query = sqlx::query(inbox::FORGET).bind(consumer).bind(after);
+        let query = query.bind(through).bind(before_us);
+        let forgotten = query.execute(&mut *tx).await?.rows_affected();
+        tx.commit().await?;
+        Ok(forgotten)
+    }
 }
 
 /// The relay's connection.

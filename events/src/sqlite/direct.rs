@@ -339,4 +339,33 @@ impl Queue for Direct {
     fn name(&self) -> String {
         self.file.name()
     }
+
+    async fn next_consumer(&self, after: &str) -> Result<Option<String>, Error> {
+        self.file.next_consumer(after).await
+    }
+
+    async fn inbox_page(
+        &self,
+        consumer: &str,
+        after: &str,
+        until: &str,
+    ) -> Result<Vec<(String, i64)>, Error> {
+        self.file.inbox_page(consumer, after, until).await
+    }
+
+    async fn forget(
+        &self,
+        consumer: &str,
+        after: &str,
+        through: &str,
+        before_us: i64,
+    ) -> Result<u64, Error> {
+        let [consumer, after, through] = [consumer, after, through].map(str::to_owned);
+        let forget = move |tx: &DirectTx| {
+            let values = (consumer, after, through, before_us);
+            let forgotten = tx.prepare_cached(inbox::FORGET)?.execute(values)?;
+            Ok::<u64, Error>(forgotten as u64)
+        };
+        self.transact(forget).await
+    }
 }

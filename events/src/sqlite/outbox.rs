@@ -10,7 +10,7 @@ use sqlx::SqliteConnection;
 
 use super::Sqlite;
 use crate::{
-    Error, Event, Log,
+    Error, Event, Log, inbox,
     multi_row::{MultiRow, Script},
     outbox::{Queue, RelayResult},
     pack::{self, OutboxRow},
@@ -103,5 +103,36 @@ impl Queue for Sqlite {
 
     fn name(&self) -> String {
         self.path().display().to_string()
+    }
+
+    async fn next_consumer(&self, after: &str) -> Result<Option<String>, Error> {
+        let query = sqlx::query_scalar(inbox::NEXT_CONSUMER).bind(after);
+        Ok(query.fetch_one(self.read()).await?)
+    }
+
+    async fn inbox_page(
+        &self,
+        consumer: &str,
+        after: &str,
+        until: &str,
+    ) -> Result<Vec<(String, i64)>, Error> {
+        let query = sqlx::query_as(inbox::PAGE).bind(consumer).bind(after);
+        let query = query.bind(until).bind(inbox::PAGE_IDS);
+        Ok(query.fetch_all(self.read()).await?)
+    }
+
+    async fn forget(
+        &self,
+        consumer: &str,
+        after: &str,
+        through: &str,
+        before_us: i64,
+    ) -> Result<u64, Error> {
+        let mut tx = self.write().await?;
+        let query = sqlx::query(inbox::FORGET).bind(consumer).bind(after);
+        let query = query.bind(through).bind(before_us);
+        let forgotten = query.execute(&mut *tx).await?.rows_affected();
+        tx.commit().await?;
+        Ok(forgotten)
     }
 }

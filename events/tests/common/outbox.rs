@@ -7,7 +7,7 @@ use std::sync::{
 
 use async_trait::async_trait;
 use events::{
-    Delivery, Embedded, Error, Log, Position, Record, Subscription, Waiting, consume_with,
+    Delivery, Embedded, Error, Log, Position, Record, Subscription, Waiting, consume_with, inbox,
     outbox::{self, Queue, Relay},
 };
 use tokio::sync::watch;
@@ -53,6 +53,7 @@ pub async fn all<S: Service>(mut fresh: impl AsyncFnMut() -> S) {
     the_relay_is_woken_by_commits_and_loses_none(fresh().await).await;
     relay_crash_around_publish_causes_one_effect_per_change(fresh().await).await;
     an_effect_that_is_rolled_back_is_not_in_the_inbox(fresh().await).await;
+    ids_are_forgotten_a_day_after_the_records_of_their_time(fresh().await).await;
 }
 
 async fn log() -> (tempfile::TempDir, Embedded) {
@@ -236,4 +237,45 @@ async fn an_effect_that_is_rolled_back_is_not_in_the_inbox(db: impl Service) {
         .accept(&["c", "c", "another consumer"], id, None, End::Commit)
         .await;
     assert_eq!(seen, [true, false, true]);
+}
+
+const DAY_US: i64 = 86_400_000_000;
+
+/// A log whose only record occurred at this time. A group has consumed it.
+async fn log_since(at_us: i64) -> (tempfile::TempDir, Embedded) {
+    let (folder, log) = log().await;
+    let mut record = event("t", "k", 1);
+    record.occurred_at_us = at_us;
+    log.publish(&[record]).await.unwrap();
+    let mut reader = log.subscribe("reader", &["t"]).await.unwrap();
+    let read = receive(&mut reader, 1).await;
+    log.commit("reader", &read[0].position).await.unwrap();
+    drop(reader);
+    (folder, log)
+}
+
+async fn ids_are_forgotten_a_day_after_the_records_of_their_time(db: impl Service) {
+    let now_us = service_kit::clock::now_us();
+    // Of versions 5, 5 and 7: the last one has its time.
+    let timed = (u128::from(now_us.unsigned_abs() / 1_000) << 80) | (7 << 76) | (2 << 62) | 1;
+    let ids = [
+        event("t", "k", 1).id,
+        event("t", "k", 2).id,
+        Uuid::from_u128(timed),
+    ];
+    let consumers = ["first", "second"];
+    for id in ids {
+        let accepted = db.accept(&consumers, id, None, End::Commit).await;
+        assert_eq!(accepted, [true, true]);
+    }
+    let (_folder, log) = log_since(now_us).await;
+    assert_eq!(inbox::sweep(&db, &log).await.unwrap(), 0);
+    let accepted = db.accept(&consumers, ids[2], None, End::Commit).await;
+    assert_eq!(accepted, [false, false]);
+    let (_folder, log) = log_since(now_us + 2 * DAY_US).await;
+    assert_eq!(inbox::sweep(&db, &log).await.unwrap(), 6);
+    for id in ids {
+        let accepted = db.accept(&consumers, id, None, End::Commit).await;
+        assert_eq!(accepted, [true, true]);
+    }
 }

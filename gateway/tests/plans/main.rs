@@ -139,6 +139,7 @@ async fn no_statement_scans_a_table() {
         "INSERT INTO instruments",
         "FROM answers a LEFT JOIN orders o",
         "FROM json_each($1) k CROSS JOIN requests r",
+        "DELETE FROM requests WHERE rowid IN",
         "INSERT INTO client_order_ids",
         "UPDATE projection SET sequence",
         "FROM positions WHERE user_id =",

@@ -271,21 +271,24 @@ where
         let mut query = QueryBuilder::new(rows::HOLD);
         query.push(" WHERE (h.created_at_us, h.hold_id) < (");
         push_bound(&mut query, &bound);
-        push_filter(&mut query, "h.subaccount_id", filter.subaccount_id);
+        // A parent selects fewer holds than its sub-account, and both fewer than the user. `|| ''`
+        // prevents the use of an index on the column.
+        let has_parent = !filter.parent_hold_id.is_empty();
+        let subaccount_id = match has_parent {
+            true => "h.subaccount_id || ''",
+            false => "h.subaccount_id",
+        };
+        push_filter(&mut query, subaccount_id, filter.subaccount_id);
         push_filter(&mut query, "h.owner", filter.owner);
         push_filter(&mut query, "h.parent_hold_id", filter.parent_hold_id);
-        // A sub-account or a parent selects fewer holds than the user. `|| ''` prevents the use of
-        // the index on the user.
-        let is_narrow = !filter.subaccount_id.is_empty() || !filter.parent_hold_id.is_empty();
-        let user_id = if is_narrow {
-            "h.user_id || ''"
-        } else {
-            "h.user_id"
+        let user_id = match has_parent || !filter.subaccount_id.is_empty() {
+            true => "h.user_id || ''",
+            false => "h.user_id",
         };
         push_filter(&mut query, user_id, filter.user_id);
         match filter.status {
-            // A literal: a bound value does not match the partial index of active holds.
-            Some(HoldStatus::Active) if !is_narrow => {
+            // A literal: a bound value does not match the partial indexes of active holds.
+            Some(HoldStatus::Active) => {
                 query.push(" AND h.status = 1");
             }
             status => push_code_filter(&mut query, "h.status", status.map(HoldStatus::code)),

@@ -432,6 +432,8 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
     )
     .await;
     assert!(done.finalized_at.is_some());
+    // A receipt after the end changes nothing, whatever it says.
+    receipt(&world, "aa", ReceiptStatus::Reverted).await;
     // T30: reverted.
     world
         .client
@@ -456,6 +458,7 @@ async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
         proto::common::v1::RejectionReasonCode::IntegrationError
     );
     assert_eq!(world.balance("u2:CFA-RUB").await[0], "0.00");
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
     let mirror = find(&world, "u2", OperationType::Deposit).await;
     assert!(
         mirror

@@ -26,8 +26,7 @@ pub(super) async fn run(shared: Arc<Shared>) -> Result<(), Halt> {
         if days > 0 {
             let before_us = now_us() - i64::from(days) * US_PER_DAY;
             match shared.unless_stopped(sweep(&shared, before_us)).await? {
-                Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "final batches removed"),
+                Ok(removed) => events::retention::report("batches", "settlement.db", removed),
                 Err(error) => tracing::warn!(%error, "final batches cannot be removed"),
             }
         }

@@ -55,6 +55,22 @@ pub async fn note_request(
     Ok(db.file.transact(note).await?)
 }
 
+/// Removes those of the `limit` oldest requests that were stored before `before_us`. Returns how
+/// many. Rows are numbered in the order in which they were stored.
+pub async fn forget_requests(db: &Store, before_us: i64, limit: i64) -> Result<u64, Error> {
+    let forget = move |tx: &DirectTx| {
+        let removed = tx
+            .prepare_cached(
+                "DELETE FROM requests WHERE rowid IN \
+                 (SELECT rowid FROM requests WHERE rowid > 0 ORDER BY rowid LIMIT ?2) \
+                 AND created_at_us < ?1",
+            )?
+            .execute((before_us, limit))?;
+        Ok::<_, events::Error>(removed as u64)
+    };
+    Ok(db.file.transact(forget).await?)
+}
+
 /// The text of a client order id with a number; `None` if no call has sent it.
 pub async fn client_order_text(
     db: &Store,

@@ -149,6 +149,30 @@ async fn rows_of_the_earlier_schema_are_read_as_before() {
     assert_eq!(*db.position.borrow(), Sequence(90));
 }
 
+#[tokio::test]
+async fn correlation_ids_of_old_calls_are_removed_and_younger_ones_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Store::open(folder.path().join("market.db"), node())
+        .await
+        .unwrap();
+    let keys: Vec<Id128> = (1..=5).map(Id128::from_u128).collect();
+    for (key, at_us) in keys.iter().zip([10, 20, 30, 40, 50]) {
+        note_request(&db, *key, "c", None, at_us).await.unwrap();
+    }
+    let known = async || correlations(&db, &keys).await.unwrap().len();
+    assert_eq!(forget_requests(&db, 10, 2).await.unwrap(), 0);
+    assert_eq!(forget_requests(&db, 45, 2).await.unwrap(), 2);
+    assert_eq!(known().await, 3);
+    assert_eq!(forget_requests(&db, 45, 9).await.unwrap(), 2);
+    assert!(
+        correlations(&db, &keys)
+            .await
+            .unwrap()
+            .contains_key(&keys[4])
+    );
+    assert_eq!(known().await, 1);
+}
+
 async fn insert(db: &Store, rows: &[(u64, u64)]) {
     let values = rows.iter().map(|(sequence, created_ns)| {
         format!("({sequence}, 1, 1, 1, 1, 1, 0, 1, 0, 5, 5, 0, 0, 2, '', 0, 0, {created_ns}, 1)")

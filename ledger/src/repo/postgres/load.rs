@@ -207,7 +207,7 @@ async fn subaccounts_of_operations(
     let sql = format!(
         "SELECT DISTINCT p.debit_subaccount_id, p.credit_subaccount_id FROM ( \
          SELECT operation_id FROM operations WHERE operation_id = ANY($1) \
-         UNION SELECT operation_id FROM operations WHERE tx_hash = ANY($2) \
+         UNION SELECT operation_id FROM operations WHERE tx_hash = ANY($2) AND status NOT IN (7, 8, 9, 12) \
          UNION SELECT o.operation_id FROM UNNEST($3::text[], $4::text[], $5::int[]) AS j (user_id, key, scope) \
          JOIN operations o ON {HAS_KEY} \
          UNION SELECT o.operation_id FROM UNNEST($6::text[], $7::int[]) AS j (reference, kind) \
@@ -454,7 +454,9 @@ async fn operations_by_other(
     }
     if !read_set.tx_hashes.is_empty() {
         let found: Vec<OperationRow> = sqlx::query_as(
-            "SELECT * FROM operations WHERE tx_hash = ANY($1) ORDER BY created_at_us, operation_id",
+            // Open ones: a receipt does not change an operation that has ended.
+            "SELECT * FROM operations WHERE tx_hash = ANY($1) AND status NOT IN (7, 8, 9, 12) \
+             ORDER BY created_at_us, operation_id",
         )
         .bind(texts(&read_set.tx_hashes))
         .fetch_all(tx)

@@ -35,7 +35,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0006_lists",
     "0007_lists_and_keys",
     "0008_operation_types",
-    "0009_audit_records"
+    "0009_audit_records",
+    "0010_smaller_indexes"
 );
 
 /// SQLSTATE of a conflict with another session: unique violation, serialization failure, deadlock,

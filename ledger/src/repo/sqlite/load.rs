@@ -129,7 +129,9 @@ fn operations_by_other(db: &Connection, read_set: &ReadSet, book: &mut Book) -> 
     let references = read_set.references.keys();
     let references = references.map(|(reference, kind)| (&**reference, *kind));
     load::operations(book, find(db, sql, references, rows::operation)?)?;
-    let sql = "SELECT * FROM operations WHERE tx_hash = ?1 ORDER BY created_at_us, operation_id";
+    // Open ones: a receipt does not change an operation that has ended.
+    let sql = "SELECT * FROM operations WHERE tx_hash = ?1 AND status NOT IN (7, 8, 9, 12) \
+         ORDER BY created_at_us, operation_id";
     let found = find(db, sql, read_set.tx_hashes.iter().map(key), rows::operation)?;
     load::operations(book, found)
 }

@@ -46,7 +46,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0004_chains",
     "0005_lists",
     "0006_operation_types",
-    "0007_audit_records"
+    "0007_audit_records",
+    "0008_smaller_indexes"
 );
 
 const VERIFIED: &str = "checked by `verify`";
