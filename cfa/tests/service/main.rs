@@ -21,6 +21,7 @@ mod offers;
 mod placement;
 mod quarantine;
 mod record_date;
+mod records;
 mod recovery;
 mod redeem;
 mod refund;
