@@ -154,6 +154,7 @@ pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
         payments::sealed_store(&config.payments),
         sandbox::identity::sealed_store(&config.identity),
         settlement::sealed_store(&config.settlement),
+        gateway::sealed_store(&config.market),
         chain::sealed_store(&config.chain),
     ];
     stores.extend(ledger::sealed_store(&config.ledger));
@@ -231,12 +232,14 @@ pub async fn audit_records(config: &Config) -> anyhow::Result<Vec<Records>> {
     let approvals = approvals::verify_audit(&config.approvals).await;
     let cfa = cfa::verify_audit(&config.cfa).await;
     let settlement = settlement::verify_audit(&config.settlement).await;
+    let market = gateway::verify_audit(&config.market).await;
     Ok(vec![
         ("payments", payments.with_context(of("payments"))?),
         ("identity", identity.with_context(of("identity"))?),
         ("approvals", approvals.with_context(of("approvals"))?),
         ("cfa", cfa.with_context(of("cfa"))?),
         ("settlement", settlement.with_context(of("settlement"))?),
+        ("market", market.with_context(of("market"))?),
     ])
 }
 
