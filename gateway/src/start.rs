@@ -406,7 +406,7 @@ impl GatewayHandle {
             if ended.iter().any(Result::is_err) {
                 tracing::error!("a market task panicked");
             }
-            self.market.acts.db.close().await;
+            self.market.acts.close().await;
             self.market.projection.db.file.close().await;
         })
     }

@@ -453,7 +453,7 @@ async fn audited(operators: &mut Client, trade_id: &str) {
 }
 
 /// The chain of records is valid, and an altered record is named.
-async fn altered_record(folder: &std::path::Path) {
+async fn altered_record(folder: &Path) {
     let settings = config(folder);
     let verified = settlement::verify_audit(&settings).await.unwrap();
     assert_eq!((verified.records, verified.broken), (3, None));

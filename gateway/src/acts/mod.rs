@@ -12,8 +12,9 @@
 //!
 //! So each act in the journal has one record, and a repeat adds none. Known limitation: a call that
 //! reduces risk waits at most [`NOTE_WAIT`] for the first step, and goes on without it. If its
-//! record cannot be written either, it is kept in memory and retried: a process that ends before
-//! loses it, and the act is in the journal and in the log only.
+//! record cannot be written either, it is kept in memory and retried: a process that crashes before
+//! loses it, and the act is in the journal and in the log only. So does a caller that leaves before
+//! the answer while the store fails.
 
 mod repo;
 
@@ -148,15 +149,16 @@ impl Acts {
         let _one = self.keys.lock(act.key_hash).await;
         let noted = self.note(&act).await?;
         let answered = call.await;
-        let is_new = noted == Noted::New;
-        match &answered {
-            Ok(answered) if answered.replayed && is_new => self.forget(&act).await,
-            Ok(answered) if answered.replayed && noted == Noted::Failed => {}
-            Ok(_) if noted == Noted::Recorded => {}
-            Ok(_) => self.record(&act).await,
-            Err(status) if is_new && is_refusal(status) => self.forget(&act).await,
-            // The command may be in the journal.
-            Err(_) => {}
+        match (&answered, noted) {
+            (Ok(_), Noted::Recorded) => {}
+            (Ok(answered), Noted::New) if answered.replayed => self.forget(&act).await,
+            // `run` records the stored act, which is that of the first call.
+            (Ok(answered), _) if answered.replayed => {}
+            (Ok(_), _) => self.record(&act).await,
+            (Err(status), Noted::New) if is_refusal(status) => self.forget(&act).await,
+            (Err(status), Noted::Failed) if !is_refusal(status) => self.note_late(&act).await,
+            // Its command may be in the journal: `run` asks for it.
+            (Err(_), _) => {}
         }
         answered
     }
@@ -183,6 +185,23 @@ impl Acts {
         }
     }
 
+    /// Stores an act after its call has failed, for [`run`]: the command may be in the journal.
+    async fn note_late(&self, act: &NewAct<'_>) {
+        let noting = repo::note(&self.db, act.key_hash, act.act(), now_us());
+        let noted = tokio::time::timeout(self.wait, noting).await;
+        if !matches!(noted, Ok(Ok(_))) {
+            tracing::error!(
+                ?noted,
+                action = act.action,
+                by = act.caller.subject,
+                object_id = act.object_id,
+                after = act.after,
+                reason = act.reason,
+                "an act whose call has failed is not stored: it has no audit record if it took effect"
+            );
+        }
+    }
+
     /// Records an act that is in the journal. After a failure [`run`] does.
     async fn record(&self, act: &NewAct<'_>) {
         let recording = repo::record(&self.db, act.key_hash, Some(act.act()), now_us());
@@ -206,10 +225,10 @@ impl Acts {
         }
     }
 
-    /// Writes the records that could not be written.
+    /// Writes the records that could not be written, in the order of their acts.
     async fn retry(&self) -> Result<(), Error> {
         loop {
-            let first = self.unwritten().last().cloned();
+            let first = self.unwritten().first().cloned();
             let Some((key_hash, row)) = first else {
                 return Ok(());
             };
@@ -222,6 +241,20 @@ impl Acts {
     fn unwritten(&self) -> MutexGuard<'_, Vec<(Id128, ActRow)>> {
         let locked = self.unwritten.lock();
         locked.expect("no code panics while it holds the lock")
+    }
+
+    /// Writes the records that could not be written, and closes the store.
+    pub async fn close(&self) {
+        let written = tokio::time::timeout(self.wait, self.retry()).await;
+        if !matches!(written, Ok(Ok(()))) {
+            let records = self.unwritten().len();
+            tracing::error!(
+                ?written,
+                records,
+                "audit records of acts are in the log only"
+            );
+        }
+        self.db.close().await;
     }
 
     async fn forget(&self, act: &NewAct<'_>) {

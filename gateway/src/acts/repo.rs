@@ -102,8 +102,8 @@ pub async fn note(db: &Sqlite, key_hash: Id128, act: Act<'_>, now_us: i64) -> Re
     }
 }
 
-/// Records the stored act of a key, once, in the service's chain. `act` is stored first unless the
-/// key is.
+/// Records the act of a key, once, in the service's chain. `act` replaces a stored act without a
+/// record, whose call has not acted. `None`: records the stored act.
 pub async fn record(
     db: &Sqlite,
     key_hash: Id128,
@@ -112,6 +112,7 @@ pub async fn record(
 ) -> Result<(), Error> {
     let mut tx = db.write().await?;
     if let Some(act) = act {
+        forget_in_tx(&mut tx, key_hash).await?;
         insert_in_tx(&mut tx, key_hash, act, now_us).await?;
     }
     let row: Option<ActRow> = sqlx::query_as(
@@ -131,11 +132,16 @@ pub async fn record(
 /// Removes an act whose command is not in the journal.
 pub async fn forget(db: &Sqlite, key_hash: Id128) -> Result<(), Error> {
     let mut tx = db.write().await?;
+    forget_in_tx(&mut tx, key_hash).await?;
+    Ok(tx.commit().await?)
+}
+
+async fn forget_in_tx(tx: &mut SqliteConnection, key_hash: Id128) -> Result<(), Error> {
     sqlx::query("DELETE FROM acts WHERE key_hash = $1 AND recorded = 0")
         .bind(key_hash.to_string())
-        .execute(&mut *tx)
+        .execute(tx)
         .await?;
-    Ok(tx.commit().await?)
+    Ok(())
 }
 
 /// Keys of acts that were stored before a time and are not recorded, oldest first.

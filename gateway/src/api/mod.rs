@@ -445,7 +445,7 @@ impl MarketService for Api {
             before: before.map_or_else(String::new, |phase| phase.to_string()),
             after: phase.to_string(),
             reason: message.reason.clone(),
-            ..act(&caller, &context, "phase.set", false)
+            ..act(&caller, &context, "phase.set", phase == types::Phase::Halt)
         };
         let answered = self.market.acts.perform(act, set).await?;
         tracing::info!(

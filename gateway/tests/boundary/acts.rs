@@ -7,7 +7,7 @@ use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tonic::Code;
-use types::derived;
+use types::{Id128, derived};
 
 use crate::world::*;
 
@@ -39,6 +39,21 @@ async fn store(folder: &Path) -> SqliteConnection {
     let file = folder.join("gateway/acts.db");
     let options = SqliteConnectOptions::new().filename(file);
     SqliteConnection::connect_with(&options).await.unwrap()
+}
+
+/// Stores an act as a crash before its record leaves it.
+async fn leave(db: &mut SqliteConnection, key_hash: Id128, at_us: i64, reason: &str) {
+    sqlx::query(
+        "INSERT INTO acts (key_hash, at_us, actor, action, object_id, before, after, reason, \
+         request_id, correlation_id) \
+         VALUES ($1, $2, 'vera', 'orders.cancelled', 'ann', '', 'CANCELLED', $3, '', '')",
+    )
+    .bind(key_hash.to_string())
+    .bind(at_us)
+    .bind(reason)
+    .execute(db)
+    .await
+    .unwrap();
 }
 
 /// Each act, made twice with one key.
@@ -175,16 +190,7 @@ async fn d34_an_interrupted_act_is_recorded_if_the_journal_has_it() {
     let mut db = store(folder.path()).await;
     for key in ["done", "never"] {
         let key_hash = derived::key_hash("MassCancel", "ann", key);
-        sqlx::query(
-            "INSERT INTO acts (key_hash, at_us, actor, action, object_id, before, after, reason, \
-             request_id, correlation_id) \
-             VALUES ($1, 1, 'vera', 'orders.cancelled', 'ann', '', 'CANCELLED', $2, '', '')",
-        )
-        .bind(key_hash.to_string())
-        .bind(key)
-        .execute(&mut db)
-        .await
-        .unwrap();
+        leave(&mut db, key_hash, 1, key).await;
     }
     until_true("both are resolved", async || {
         let sql = "SELECT COUNT(*) FROM acts WHERE recorded = 0";
@@ -204,9 +210,37 @@ async fn d34_an_interrupted_act_is_recorded_if_the_journal_has_it() {
     world.stop().await;
 }
 
+/// A stored act that never reached the journal is not recorded in place of the act that did.
+#[tokio::test(flavor = "multi_thread")]
+async fn d34_a_record_is_of_the_call_that_acted() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new(folder.path()).await;
+    let mut db = store(folder.path()).await;
+    let key_hash = derived::key_hash("SetTradingPhase", "vera", "phase");
+    leave(&mut db, key_hash, i64::MAX, "never made").await;
+    db.close().await.unwrap();
+    let mut supervisor = world.as_caller("sandbox.market-supervisor.vera");
+    for _ in 0..2 {
+        let halt = SetTradingPhaseRequest {
+            context: context("phase"),
+            instrument_id: BOND.into(),
+            phase: TradingPhase::Halt.into(),
+            reason: "a rumour".into(),
+        };
+        supervisor.set_trading_phase(halt).await.unwrap();
+    }
+    let found = records(&world, "", "").await;
+    let seen: Vec<_> = found
+        .iter()
+        .map(|record| (&*record.action, &*record.reason))
+        .collect();
+    assert_eq!(seen, [("phase.set", "a rumour")]);
+    world.stop().await;
+}
+
 /// A call that reduces risk does not wait for the store; its record follows.
 #[tokio::test(flavor = "multi_thread")]
-async fn d34_a_locked_store_delays_no_kill_switch_and_refuses_other_acts() {
+async fn d34_a_locked_store_delays_no_kill_switch_and_no_halt_and_refuses_other_acts() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.read_wait_ms = 1_000;
@@ -235,14 +269,21 @@ async fn d34_a_locked_store_delays_no_kill_switch_and_refuses_other_acts() {
     let mut operator = world.operator();
     operator.set_kill_switch(engage).await.unwrap();
     assert_eq!(world.status().await.killed_user_ids, ["ann"]);
+    let halt = SetTradingPhaseRequest {
+        context: context("halt"),
+        instrument_id: BOND.into(),
+        phase: TradingPhase::Halt.into(),
+        reason: "a drill".into(),
+    };
+    operator.set_trading_phase(halt).await.unwrap();
     sqlx::query("ROLLBACK").execute(&mut lock).await.unwrap();
     lock.close().await.unwrap();
-    until_true("the record is written", async || {
+    until_true("the records are written", async || {
         let records = records(&world, "", "").await;
         records
             .iter()
             .map(|record| &*record.action)
-            .eq(["kill_switch.set"])
+            .eq(["phase.set", "kill_switch.set"])
     })
     .await;
     world.stop().await;
