@@ -11,8 +11,8 @@
 //! | `repo` | the store, on SQLite or PostgreSQL: all SQL of this crate |
 //! | `service` | use cases: request, approve, reject, make the call |
 //! | `worker` | background work: expiry, repeated calls |
-//! | `api` | RPC, the only module with generated messages besides `publish` |
-//! | `publish` | audit records |
+//! | `api` | RPC, the only module with generated messages |
+//! | `audit` | audit records |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Architecture invariants:
@@ -22,10 +22,10 @@
 //! - Every change commits with its audit record in one transaction.
 
 mod api;
+mod audit;
 mod config;
 pub mod failpoint;
 mod model;
-mod publish;
 mod repo;
 mod service;
 mod worker;
@@ -82,6 +82,14 @@ pub fn sealed_store(config: &ApprovalsConfig) -> events::SealedStore {
         path: config.data_dir.join("approvals.db"),
         sealing: &events::Sealing::ALL,
     }
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(config: &ApprovalsConfig) -> Result<events::audit::Verified, Error> {
+    repo::verify_audit(config).await
 }
 
 /// Opens the store and starts the worker, which ends when `shutdown` is cancelled.

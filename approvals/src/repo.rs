@@ -4,7 +4,9 @@
 
 use std::sync::{Arc, LazyLock};
 
+use events::audit::{self, RecordFilter, RecordRow, Verified};
 use futures::future::BoxFuture;
+use service_kit::audit::Act;
 use sqlx::{
     PgConnection, PgPool, Row, SqliteConnection, SqlitePool, migrate::Migrator, postgres::PgRow,
     sqlite::SqliteRow,
@@ -12,14 +14,16 @@ use sqlx::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error,
+    Error, SOURCE,
     config::ApprovalsConfig,
     model::{Approval, Status, hash},
 };
 
 /// Schema, applied after that of the outbox and inbox.
-static SQLITE: LazyLock<Migrator> = events::migrations!("migrations/sqlite": "0001_approvals");
-static POSTGRES: LazyLock<Migrator> = events::migrations!("migrations/postgres": "0001_approvals");
+static SQLITE: LazyLock<Migrator> =
+    events::migrations!("migrations/sqlite": "0001_approvals", "0002_audit_records");
+static POSTGRES: LazyLock<Migrator> =
+    events::migrations!("migrations/postgres": "0001_approvals", "0002_audit_records");
 
 /// Columns of a list: without the request, which may have 64 KiB.
 macro_rules! listed {
@@ -416,6 +420,21 @@ impl Store {
         read!(self, list(status, bound))
     }
 
+    /// Audit records with a sequence below `before`, newest first.
+    pub async fn audit_records(
+        &self,
+        filter: RecordFilter<'_>,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<RecordRow>, events::Error> {
+        match self {
+            Store::Sqlite(db) => audit::list(db.read(), filter, before, limit).await,
+            Store::Postgres(db) => {
+                events::postgres::audit::list(db.read(), filter, before, limit).await
+            }
+        }
+    }
+
     /// Ids of undecided requests whose time is over.
     pub async fn expiring(&self, now_us: i64, limit: i64) -> sqlx::Result<Vec<String>> {
         read!(self, expiring(now_us, limit))
@@ -496,11 +515,14 @@ impl Tx {
         within!(self, update(approval))
     }
 
-    /// Appends an event to the outbox.
-    pub async fn append(&mut self, event: events::Event) -> Result<(), events::Error> {
+    /// Seals and publishes an act. On PostgreSQL all later records wait for the commit.
+    pub async fn record(&mut self, at_us: i64, act: Act<'_>) -> Result<(), events::Error> {
+        let encode = rpc::audit::event;
         match self {
-            Tx::Sqlite(tx) => events::outbox::append_in_tx(tx, &[event]).await,
-            Tx::Postgres(tx) => events::postgres::outbox::append_in_tx(tx, &[event]).await,
+            Tx::Sqlite(tx) => audit::append_in_tx(tx, SOURCE, at_us, act, encode).await,
+            Tx::Postgres(tx) => {
+                events::postgres::audit::append_in_tx(tx, SOURCE, at_us, act, encode).await
+            }
         }
     }
 
@@ -510,6 +532,17 @@ impl Tx {
             Tx::Postgres(tx) => tx.commit().await,
         }
     }
+}
+
+/// Checks the audit records of a store, which a running service may write at the time.
+pub async fn verify_audit(config: &ApprovalsConfig) -> Result<Verified, Error> {
+    if config.url.is_empty() {
+        let path = crate::sealed_store(config).path;
+        return Ok(audit::verify(&path, SOURCE).await?);
+    }
+    let url = config.url.postgres();
+    let url = url.ok_or_else(|| Error::Url(config.url.clone()))?;
+    Ok(events::postgres::audit::verify(url, SOURCE).await?)
 }
 
 fn check(approval: &Approval) {

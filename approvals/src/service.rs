@@ -14,11 +14,10 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::{
-    SOURCE,
+    SOURCE, audit,
     config::ApprovalsConfig,
     failpoint,
     model::{self, Approval, Attempt, CallResult, Decision, Refusal},
-    publish,
     repo::{Store, Tx},
 };
 
@@ -159,7 +158,8 @@ impl Approvals {
             return Err(Fault::TooManyOpen);
         }
         tx.insert(&approval).await?;
-        self.commit(tx, &approval, None).await?;
+        self.commit(tx, &approval, None, &context.request_id)
+            .await?;
         self.due.notify_one();
         Ok((approval, false))
     }
@@ -282,7 +282,8 @@ impl Approvals {
             Verdict::Reject { reason } => approval.reject(decision, reason)?,
         }
         tx.update(&approval).await?;
-        self.commit(tx, &approval, Some(before)).await?;
+        let request_id = &context.request_id;
+        self.commit(tx, &approval, Some(before), request_id).await?;
         if approval.status != model::Status::Approved {
             return Ok((approval, false));
         }
@@ -349,7 +350,8 @@ impl Approvals {
             }
             Attempt::TooLate => {
                 tx.update(&approval).await?;
-                self.commit(tx, &approval, Some(before)).await?;
+                self.commit(tx, &approval, Some(before), approval_id)
+                    .await?;
             }
         }
         Ok((approval, attempt))
@@ -371,7 +373,8 @@ impl Approvals {
             self.due.notify_one();
             return Ok(approval);
         }
-        self.commit(tx, &approval, Some(before)).await?;
+        self.commit(tx, &approval, Some(before), approval_id)
+            .await?;
         tracing::info!(
             approval_id,
             method = approval.method,
@@ -422,20 +425,24 @@ impl Approvals {
         let before = approval.status;
         if approval.expire(self.clock.now_us()) {
             tx.update(&approval).await?;
-            self.commit(tx, &approval, Some(before)).await?;
+            self.commit(tx, &approval, Some(before), approval_id)
+                .await?;
         }
         Ok(())
     }
 
-    /// Commits a change of status with its audit record.
+    /// Commits a change of status with its audit record. `request_id` is the approval id for a step
+    /// of the worker: its call has the same.
     async fn commit(
         &self,
         mut tx: Tx,
         approval: &Approval,
         before: Option<model::Status>,
+        request_id: &str,
     ) -> Result<(), Fault> {
-        let record = publish::changed(approval, before, self.clock.now_us());
-        tx.append(record).await?;
+        let after = audit::state(approval);
+        let act = audit::act(approval, before, &after, request_id);
+        tx.record(self.clock.now_us(), act).await?;
         tx.commit().await?;
         let status = approval.status.as_str();
         metrics::counter!("approvals_total", "status" => status).increment(1);

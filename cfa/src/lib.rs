@@ -125,6 +125,14 @@ pub fn sealed_store(config: &CfaConfig) -> events::SealedStore {
     }
 }
 
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(config: &CfaConfig) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&sealed_store(config).path, peers::SOURCE).await
+}
+
 /// Opens the store, deploys the platform's contracts on the first start, and starts consumers,
 /// relay and sweeps. Calls no other service before it returns. Stops when `shutdown` is cancelled.
 pub fn start(

@@ -1,5 +1,6 @@
 //! Audit records of a service on SQLite (D34): stored in the transaction of the act, each sealed
-//! with the one before it ([`service_kit::audit`]), and published.
+//! with the one before it ([`service_kit::audit`]), and published. [`crate::postgres::audit`] does
+//! the same on PostgreSQL.
 //!
 //! The service's migrations create the table `audit_records`, append-only by its triggers.
 
@@ -25,7 +26,11 @@ pub const INSERT_RECORD: &str = "INSERT INTO audit_records (sequence, at_us, act
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// Records per read of [`verify`].
-const PAGE: i64 = 1_000;
+pub(crate) const PAGE: i64 = 1_000;
+
+/// The records after a sequence.
+pub(crate) const NEXT_RECORDS: &str =
+    "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
 
 crate::row! {
     /// An audit record.
@@ -97,46 +102,95 @@ pub async fn append_in_tx(
     act: Act<'_>,
     encode: Encode,
 ) -> Result<(), Error> {
+    let events = seal_in_tx(tx, service, &[(at_us, act)], encode).await?;
+    outbox::append_in_tx(tx, &events).await
+}
+
+/// Seals acts of a service, each with its time, in this order. Returns their events, which the
+/// caller publishes in the same transaction.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn seal_in_tx(
+    tx: &mut SqliteConnection,
+    service: &'static str,
+    acts: &[(i64, Act<'_>)],
+    encode: Encode,
+) -> Result<Vec<Event>, Error> {
     let last: Option<(i64, Vec<u8>)> = sqlx::query_as(LAST_RECORD).fetch_optional(&mut *tx).await?;
-    let (last, previous) = match last {
-        Some((sequence, hash)) => (sequence, hash_of(sequence, &hash)?),
-        None => BEGINNING,
-    };
-    let record = AuditRecord {
-        sequence: last + 1,
-        at_us,
-        act,
-    };
-    let hash = record.hash(service, &previous);
-    sqlx::query(INSERT_RECORD)
-        .bind(record.sequence)
-        .bind(at_us)
-        .bind(act.actor)
-        .bind(act.action)
-        .bind(act.object_id)
-        .bind(act.before)
-        .bind(act.after)
-        .bind(act.reason)
-        .bind(act.request_id)
-        .bind(act.correlation_id)
-        .bind(&previous[..])
-        .bind(&hash[..])
-        .execute(&mut *tx)
-        .await?;
-    // One event per record, also across restarts.
-    let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, &hash);
-    let event = Event {
-        id,
-        topic: topics::AUDIT.to_owned(),
-        key: act.object_id.to_owned(),
-        type_name: "dfa.audit.v1.AuditRecordEvent".to_owned(),
-        subject: act.object_id.to_owned(),
-        source: service.to_owned(),
-        correlation_id: act.correlation_id.to_owned(),
-        occurred_at_us: at_us,
-        payload: encode(service, &id.to_string(), &record),
-    };
-    outbox::append_in_tx(tx, &[event]).await
+    let mut last = end_of_chain(last)?;
+    let mut events = Vec::with_capacity(acts.len());
+    for (at_us, act) in acts {
+        let sealed = Sealed::after(last, service, *at_us, *act);
+        let (record, act) = (sealed.record, sealed.record.act);
+        sqlx::query(INSERT_RECORD)
+            .bind(record.sequence)
+            .bind(record.at_us)
+            .bind(act.actor)
+            .bind(act.action)
+            .bind(act.object_id)
+            .bind(act.before)
+            .bind(act.after)
+            .bind(act.reason)
+            .bind(act.request_id)
+            .bind(act.correlation_id)
+            .bind(&sealed.previous[..])
+            .bind(&sealed.hash[..])
+            .execute(&mut *tx)
+            .await?;
+        events.push(sealed.event(service, encode));
+        last = (record.sequence, sealed.hash);
+    }
+    Ok(events)
+}
+
+/// The last record of a chain: sequence and hash.
+pub(crate) fn end_of_chain(last: Option<(i64, Vec<u8>)>) -> Result<(i64, Hash), Error> {
+    match last {
+        Some((sequence, hash)) => Ok((sequence, hash_of(sequence, &hash)?)),
+        None => Ok(BEGINNING),
+    }
+}
+
+/// A record with its hashes.
+pub(crate) struct Sealed<'a> {
+    pub record: AuditRecord<'a>,
+    pub previous: Hash,
+    pub hash: Hash,
+}
+
+impl<'a> Sealed<'a> {
+    /// The record of an act after the last one (sequence, hash).
+    pub fn after((last, previous): (i64, Hash), service: &str, at_us: i64, act: Act<'a>) -> Self {
+        let record = AuditRecord {
+            sequence: last + 1,
+            at_us,
+            act,
+        };
+        Self {
+            hash: record.hash(service, &previous),
+            record,
+            previous,
+        }
+    }
+
+    /// The event that publishes the record.
+    pub fn event(&self, service: &'static str, encode: Encode) -> Event {
+        let AuditRecord { at_us, act, .. } = self.record;
+        // One event per record, also across restarts.
+        let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, &self.hash);
+        Event {
+            id,
+            topic: topics::AUDIT.to_owned(),
+            key: act.object_id.to_owned(),
+            type_name: "dfa.audit.v1.AuditRecordEvent".to_owned(),
+            subject: act.object_id.to_owned(),
+            source: service.to_owned(),
+            correlation_id: act.correlation_id.to_owned(),
+            occurred_at_us: at_us,
+            payload: encode(service, &id.to_string(), &self.record),
+        }
+    }
 }
 
 /// Selects audit records; empty fields match everything.
@@ -198,28 +252,57 @@ pub async fn verify(path: &Path, service: &str) -> Result<Verified, Error> {
         return Err(Error::Files(std::io::Error::other(text)));
     }
     let mut tx = db.begin().await?;
-    let mut last = BEGINNING;
-    let mut verified = Verified {
-        records: 0,
-        head: service_kit::audit::hex(&last.1),
-        broken: None,
-    };
-    loop {
-        let sql = "SELECT * FROM audit_records WHERE sequence > $1 ORDER BY sequence LIMIT $2";
-        let page = sqlx::query_as(sql).bind(last.0).bind(PAGE);
+    let mut walk = Walk::new(service);
+    while walk.goes_on() {
+        let page = sqlx::query_as(NEXT_RECORDS).bind(walk.last.0).bind(PAGE);
         let page: Vec<RecordRow> = page.fetch_all(&mut *tx).await?;
-        if page.is_empty() {
-            return Ok(verified);
+        walk.add(&page)?;
+    }
+    Ok(walk.verified)
+}
+
+/// Checks a chain page by page.
+pub(crate) struct Walk<'a> {
+    service: &'a str,
+    /// The last record that continues the chain: sequence and hash.
+    pub last: (i64, Hash),
+    pub verified: Verified,
+    is_done: bool,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(service: &'a str) -> Self {
+        Self {
+            service,
+            last: BEGINNING,
+            verified: Verified {
+                records: 0,
+                head: service_kit::audit::hex(&BEGINNING.1),
+                broken: None,
+            },
+            is_done: false,
         }
-        for row in &page {
-            verified.broken = row.check(service, last);
-            if verified.broken.is_some() {
-                return Ok(verified);
+    }
+
+    /// False at the end of the chain, or at its first invalid record.
+    pub fn goes_on(&self) -> bool {
+        !self.is_done
+    }
+
+    /// Checks the records after the last one. An empty page is the end.
+    pub fn add(&mut self, page: &[RecordRow]) -> Result<(), Error> {
+        self.is_done = page.is_empty();
+        for row in page {
+            self.verified.broken = row.check(self.service, self.last);
+            if self.verified.broken.is_some() {
+                self.is_done = true;
+                return Ok(());
             }
-            last = (row.sequence, hash_of(row.sequence, &row.hash)?);
-            verified.records += 1;
-            verified.head = service_kit::audit::hex(&row.hash);
+            self.last = (row.sequence, hash_of(row.sequence, &row.hash)?);
+            self.verified.records += 1;
+            self.verified.head = service_kit::audit::hex(&row.hash);
         }
+        Ok(())
     }
 }
 

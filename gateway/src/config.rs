@@ -11,7 +11,7 @@ use crate::identity::LimitBasis;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// Data folder: `market.db`, `tls/`.
+    /// Data folder: `market.db`, `acts.db`, `tls/`.
     pub data_dir: PathBuf,
     /// Number of the engine node, contained in public ids.
     pub node: u8,

@@ -162,7 +162,12 @@ pub async fn set_phase_once(
     };
     match market.submit(request).await {
         Ok(record) => market.await_durable(record.command.sequence).await?,
-        Err(SubmitError::Refused(reject)) if reject.reason == DuplicateRequest => {}
+        Err(SubmitError::Refused(reject)) if reject.reason == DuplicateRequest => {
+            if let RejectDetails::Request(seen) = reject.details {
+                market.await_durable(seen.sequence).await?;
+                return Ok(Answered::replayed(()));
+            }
+        }
         Err(SubmitError::Refused(reject))
             if reject.reason == RejectReason::InstrumentHalted && !lifts_halt =>
         {

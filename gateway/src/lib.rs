@@ -12,7 +12,8 @@
 //! Architecture invariants: the gateway touches no order book and no other service's tables. Final
 //! messages to clients derive from the journal at the commit position; hints are provisional. Money
 //! is blocked in the ledger before an order reaches a book. Prost types appear under `api` and
-//! where events are read and written (`api/consumers`, `feed/publish`), SQL in `projection/repo`.
+//! where events are read and written (`api/consumers`, `feed/publish`), SQL in `projection/repo`
+//! and `acts/repo`.
 //!
 //! | file | contents |
 //! |---|---|
@@ -20,6 +21,7 @@
 //! | `market` | state shared by the modules |
 //! | `api` | MarketService, book views (`depth`), diagnostic reads, event consumers (`consumers`) |
 //! | `clock` | ConfirmClock |
+//! | `acts` | audit records of what callers set |
 //! | `orders` | calls over RPC: place, cancel, amend, mass cancel, kill switch, member bounds |
 //! | `funding`, `sweeper` | trading holds; reconciliation of ledger holds with the journal |
 //! | `front` | trading sessions, on a polled thread |
@@ -34,6 +36,7 @@
 //! | `identity` | permission to trade and daily limit, with a profile cache |
 //! | `refusal` | RPC errors of refusals |
 
+mod acts;
 mod api;
 mod budget;
 mod clock;
@@ -58,6 +61,7 @@ mod sweeper;
 
 use api::consumers;
 
+pub use acts::{sealed_store, verify_audit};
 pub use config::GatewayConfig;
 pub use front::report::message as session_message;
 pub use identity::LimitBasis;

@@ -17,6 +17,7 @@ use types::{
     NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
 };
 
+use crate::acts::Acts;
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
 use crate::front::FrontQueue;
@@ -55,6 +56,7 @@ pub struct Market {
     /// Ledger balances that the front is to send.
     pub balances: Balances,
     pub projection: Projection,
+    pub acts: Acts,
     pub ledger: LedgerClient,
     pub identity: Identity,
     pub cfa: CfaClient,

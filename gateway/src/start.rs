@@ -20,6 +20,7 @@ use tonic::service::Routes;
 use types::command::{BoundsOf, OrderBounds, SetOrderBounds};
 use types::{Id128, Lots, Minor, NodeId, RejectReason, Sequence};
 
+use crate::acts::{self, Acts};
 use crate::api::{self, Api};
 use crate::budget::{self, Budgets};
 use crate::feed::Feed;
@@ -92,6 +93,7 @@ pub fn start(
         let db = projection.db.clone();
         // Reports the feed's position to `deps.feed` before the journal may be truncated.
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
+        let acts = Acts::open(&config).await?;
         let bound = Bound::bind(&config)?;
         let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
         let front = FrontQueue::new(parker(&deps.port));
@@ -106,6 +108,7 @@ pub fn start(
             front: front.clone(),
             balances: Default::default(),
             projection,
+            acts,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
@@ -228,7 +231,8 @@ impl Tasks {
         });
     }
 
-    /// Spawns history and feed. A failed task is restarted.
+    /// Spawns history and feed, and the relay of audit records. A failed history or feed is
+    /// restarted.
     fn spawn_publishers(
         &mut self,
         market: &Arc<Market>,
@@ -249,7 +253,7 @@ impl Tasks {
                 history.run(behind, shown.clone(), token.clone())
             });
         let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
-        let (log, fed) = (log.clone(), fed.clone());
+        let (log, fed, relayed) = (log.clone(), fed.clone(), log.clone());
         let feed = guard::spawn_restarting(&self.health, "feed_task", &self.token, move || {
             let db = own.projection.db.clone();
             let feed = Feed::open(db, own.node, log.clone(), fed.clone());
@@ -260,6 +264,9 @@ impl Tasks {
             }
         });
         self.running.extend([history, feed]);
+        let acts = market.acts.db.clone();
+        let relaying = events::outbox::Relay::run(acts, relayed, self.token.clone());
+        self.spawn_infallible("acts_relay", relaying);
     }
 
     /// Spawns the event consumers, the health and gauge tasks and the maintenance tasks.
@@ -272,6 +279,7 @@ impl Tasks {
             dispatch::gauges(own(), token()),
         );
         let forgetting = idle_sessions::run(own(), token());
+        let resolving = acts::run(own(), token());
         let resetting = budget::run(own(), token());
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
@@ -291,6 +299,7 @@ impl Tasks {
         self.spawn_infallible("balances", sending_balances);
         self.spawn_infallible("sweeper", sweeping);
         self.spawn_infallible("idle_sessions", forgetting);
+        self.spawn_infallible("acts", resolving);
         self.spawn_infallible("budgets", resetting);
         self.spawn_infallible("gauges", gauges);
         self.spawn_infallible("trading_path_watch", path);
@@ -404,6 +413,7 @@ impl GatewayHandle {
             if ended.iter().any(Result::is_err) {
                 tracing::error!("a market task panicked");
             }
+            self.market.acts.close().await;
             self.market.projection.db.file.close().await;
         })
     }

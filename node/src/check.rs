@@ -5,6 +5,7 @@
 //! |---|---|
 //! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
+//! | audit records | the first bad record in the chain of each other service |
 //! | operations | a final ledger operation that differs from the CFA service's |
 //! | registry | contradictions in the holder registry and its history |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use cfa::{OperationRecord, OperationRecords};
 use events::SealedStore;
+use events::audit::Verified;
 use ledger::{FinalOperation, Finals, Heads};
 use rpc::Context as CallContext;
 use serde::Serialize;
@@ -49,7 +51,7 @@ pub struct Checked {
 /// One part of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PartCheck {
-    /// `rows of <store>`, `ledger`, `operations` or `registry`.
+    /// `rows of <store>`, `ledger`, `audit records`, `operations` or `registry`.
     pub name: String,
     pub rows: u64,
     pub findings: Vec<String>,
@@ -152,6 +154,7 @@ pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
         payments::sealed_store(&config.payments),
         sandbox::identity::sealed_store(&config.identity),
         settlement::sealed_store(&config.settlement),
+        gateway::sealed_store(&config.market),
         chain::sealed_store(&config.chain),
     ];
     stores.extend(ledger::sealed_store(&config.ledger));
@@ -172,6 +175,7 @@ pub async fn full(config: &Config) -> anyhow::Result<Checked> {
         parts.push(sealed_rows(&store).await?);
     }
     parts.push(ledger_rows(config).await?);
+    parts.push(audit_chains(config).await?);
     parts.push(operations(config).await?);
     parts.push(registry(config).await?);
     let elapsed = began.elapsed();
@@ -211,6 +215,55 @@ async fn ledger_rows(config: &Config) -> anyhow::Result<PartCheck> {
         name: "ledger".to_owned(),
         rows: rows.iter().sum(),
         findings: verified.fault.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// A service's name, and its checked audit records.
+pub type Records = (&'static str, Verified);
+
+/// Checks the chains of audit records of the services other than the ledger (D34).
+///
+/// # Errors
+/// A store cannot be read.
+pub async fn audit_records(config: &Config) -> anyhow::Result<Vec<Records>> {
+    let of = |service: &'static str| move || format!("audit records of {service}");
+    let payments = payments::verify_audit(&config.payments).await;
+    let identity = sandbox::identity::verify_audit(&config.identity).await;
+    let approvals = approvals::verify_audit(&config.approvals).await;
+    let cfa = cfa::verify_audit(&config.cfa).await;
+    let settlement = settlement::verify_audit(&config.settlement).await;
+    let market = gateway::verify_audit(&config.market).await;
+    Ok(vec![
+        ("payments", payments.with_context(of("payments"))?),
+        ("identity", identity.with_context(of("identity"))?),
+        ("approvals", approvals.with_context(of("approvals"))?),
+        ("cfa", cfa.with_context(of("cfa"))?),
+        ("settlement", settlement.with_context(of("settlement"))?),
+        ("market", market.with_context(of("market"))?),
+    ])
+}
+
+/// The first record that does not continue its chain.
+pub fn broken(records: &[Records]) -> Option<String> {
+    records.iter().find_map(|(service, verified)| {
+        let broken = verified.broken.as_ref()?;
+        Some(format!(
+            "{service}, audit record {}: {}, expected {}, found {}",
+            broken.sequence, broken.differs, broken.expected, broken.found
+        ))
+    })
+}
+
+/// The audit records of the services other than the ledger, whose part has its own.
+async fn audit_chains(config: &Config) -> anyhow::Result<PartCheck> {
+    let records = audit_records(config).await?;
+    Ok(PartCheck {
+        name: "audit records".to_owned(),
+        rows: records.iter().map(|(_, verified)| verified.records).sum(),
+        findings: records
+            .iter()
+            .filter_map(|one| broken(std::slice::from_ref(one)))
+            .collect(),
     })
 }
 
@@ -502,5 +555,32 @@ mod tests {
         let unknown = ["0xab".to_owned()];
         assert!(fault(&operation(), None, &unknown).is_some());
         assert!(fault(&operation(), None, &[]).is_none());
+    }
+
+    // rows: R350 R215
+    #[tokio::test]
+    async fn r350_a_changed_audit_record_of_a_service_is_named() {
+        let folder = tempfile::tempdir().expect("folder");
+        let config = Config::load(None, Some(folder.path())).expect("settings");
+        let missing = audit_records(&config).await.expect_err("no stores");
+        assert!(
+            format!("{missing:#}").contains("audit records of payments: "),
+            "{missing:#}"
+        );
+        let verified = |sequence: Option<i64>| Verified {
+            records: 2,
+            head: String::new(),
+            broken: sequence.map(|sequence| service_kit::audit::Broken {
+                sequence,
+                differs: "previous hash",
+                expected: "aa".to_owned(),
+                found: "bb".to_owned(),
+            }),
+        };
+        let sound = ("payments", verified(None));
+        assert_eq!(broken(std::slice::from_ref(&sound)), None);
+        let found = broken(&[sound, ("identity", verified(Some(3)))]);
+        let expected = "identity, audit record 3: previous hash, expected aa, found bb";
+        assert_eq!(found.as_deref(), Some(expected));
     }
 }

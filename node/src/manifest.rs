@@ -30,8 +30,9 @@ const LAYOUT: u32 = 1;
 const FORMAT: u32 = LAYOUT + types::command::FORMAT;
 /// Parts that a later version added. A folder without one gets it at its next start. So does one
 /// without the keys of row seals ([`events::seal`]) and of anchors ([`cfa::anchor`]).
-const ADDED: [&str; 5] = [
+const ADDED: [&str; 6] = [
     "approvals/approvals.db",
+    "market/acts.db",
     "keys/ca.pk8",
     "keys/ca.pem",
     "keys/extracts.pk8",
@@ -106,6 +107,7 @@ fn parts(config: &Config) -> Vec<Part> {
         config.approvals.data_dir.join("approvals.db"),
     );
     add(true, Store, config.market.data_dir.join("market.db"));
+    add(true, Store, config.market.data_dir.join("acts.db"));
     add(
         true,
         Store,

@@ -357,14 +357,14 @@ impl Platform {
             journal: settlement::journal_port(sequencer.port()),
             ledger: local.ledger(),
             cfa: local.cfa(),
+            log: log.clone(),
         };
         let settlement = settlement::start(
             config.settlement.clone(),
             settlement_deps,
             stages.settlement.clone(),
-        )
-        .await
-        .context("settlement")?;
+        );
+        let settlement = settlement.await.context("settlement")?;
         let gateway_deps = gateway::GatewayDeps {
             log: log.clone(),
             auth: auth.clone(),

@@ -158,6 +158,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListEnforcementActs", STAFF),
             ("SetRedemptionBlock", DUTY),
             ("RefundRedemption", &[Compliance, Service]),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -215,6 +216,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetMemberBounds", SUPERVISE),
             ("SetMemberGroup", SUPERVISE),
             ("GetMarketStatus", EVERYONE),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -244,6 +246,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("Reject", PERSONS),
             ("GetApproval", STAFF),
             ("ListApprovals", STAFF),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (
@@ -266,6 +269,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("BustTrade", SUPERVISE),
             ("ListCases", STAFF),
             ("CloseCase", SUPERVISE),
+            ("ListAuditRecords", STAFF),
         ],
     ),
     (

@@ -1,5 +1,6 @@
 //! `SettlementService`: status, batches and differences for operators, retry and bust.
 
+use events::audit::{RecordFilter, RecordRow};
 use proto::checks::{ID_BYTES_MAX, id_problem};
 use proto::convert::{to_decimal, to_decimal_minor, to_timestamp_us};
 use proto::settlement::v1 as pb;
@@ -14,7 +15,7 @@ use tonic::{Request, Response, Status};
 use types::Id128;
 
 use crate::repo::{BreakFilter, BreakRow, Case, StoreError};
-use crate::run::{BustRefusal, OpenBatch, Operators, WaitingStep};
+use crate::run::{BustRefusal, By, OpenBatch, Operators, WaitingStep};
 use crate::saga::State;
 
 /// Largest page of batches: each has up to 500 trades.
@@ -118,8 +119,12 @@ impl SettlementService for Api {
         let digest = rpc::context::digest(&request);
         let trade_id = trade_id(&request.trade_id)?;
         check_text("note", &request.note)?;
-        let operators = &self.operators;
-        let closed = operators.close_case(trade_id, &caller.subject, &request.note, digest);
+        let by = By {
+            caller: &caller,
+            context: &context,
+            digest,
+        };
+        let closed = self.operators.close_case(trade_id, by, &request.note);
         let Some((found, is_repeat)) = closed.await.map_err(failed)? else {
             let text = "Trade has no case";
             return Err(status::not_found("CASE_NOT_FOUND", text));
@@ -205,13 +210,19 @@ impl SettlementService for Api {
         request: Request<pb::RetrySettlementRequest>,
     ) -> Result<Response<pb::RetrySettlementResponse>, Status> {
         let caller = rpc::caller(&request)?.clone();
-        let request = request.into_inner();
-        rpc::context::write(request.context)?;
+        let mut request = request.into_inner();
+        let context = rpc::context::write(request.context.take())?;
+        let digest = rpc::context::digest(&request);
         if let Some(problem) = id_problem(&request.id, ID_BYTES_MAX) {
             return Err(status::invalid_argument("id", problem));
         }
-        let waiting = self.operators.retry(&request.id).await.map_err(failed)?;
-        let Some(waiting) = waiting else {
+        let by = By {
+            caller: &caller,
+            context: &context,
+            digest,
+        };
+        let waiting = self.operators.retry(&request.id, by).await;
+        let Some((waiting, earlier)) = waiting.map_err(failed)? else {
             return Err(status::not_found(
                 "STEP_NOT_FOUND",
                 "No step and no open difference waits under this id",
@@ -222,8 +233,43 @@ impl SettlementService for Api {
             id = request.id,
             "settlement retries"
         );
-        Ok(Response::new(pb::RetrySettlementResponse {
+        if earlier.is_some_and(|earlier| earlier != digest) {
+            rpc::context::note_difference("RetrySettlement", &context.idempotency_key);
+        }
+        let answer = pb::RetrySettlementResponse {
             waiting: waiting.into_iter().map(waiting_step).collect(),
+        };
+        Ok(rpc::context::answered(answer, earlier.is_some()))
+    }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<pb::ListAuditRecordsRequest>,
+    ) -> Result<Response<pb::ListAuditRecordsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let page = page::parse(
+            ask.pagination,
+            page::filter_hash(&[&ask.actor, &ask.object_id]),
+        )?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &ask.actor,
+            object_id: &ask.object_id,
+        };
+        let rows = self
+            .operators
+            .audit_records(filter, before, page.rows_limit());
+        let mut rows = rows.await.map_err(failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.sequence,
+            id: String::new(),
+        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
+        Ok(Response::new(pb::ListAuditRecordsResponse {
+            records: rows.iter().map(listed).collect(),
+            pagination: Some(pagination),
         }))
     }
 
@@ -237,8 +283,12 @@ impl SettlementService for Api {
         let digest = rpc::context::digest(&request);
         let trade_id = trade_id(&request.trade_id)?;
         check_text("reason", &request.reason)?;
-        let operators = &self.operators;
-        let done = operators.bust(trade_id, &caller.subject, &request.reason, digest);
+        let by = By {
+            caller: &caller,
+            context: &context,
+            digest,
+        };
+        let done = self.operators.bust(trade_id, by, &request.reason);
         let (batch_id, earlier) = done.await.map_err(failed)?.map_err(refused)?;
         if earlier.is_some_and(|earlier| earlier != digest) {
             rpc::context::note_difference("BustTrade", &context.idempotency_key);

@@ -37,5 +37,5 @@ pub use progress::{Lag, Progress, Stats, Suspension};
 pub use repo::{BreakRow, StoreError};
 pub use run::{
     JournalPort, SettlementConfig, SettlementDeps, SettlementHandle, StartError, journal_port,
-    sealed_store, settled_through, start,
+    sealed_store, settled_through, start, verify_audit,
 };

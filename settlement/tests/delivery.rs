@@ -74,6 +74,7 @@ struct Services {
     identity: rpc::Channel,
     ca: sandbox::bank::Ca,
     payments: Arc<testkit::ServiceDoubles>,
+    log: Arc<dyn events::Log>,
     token: CancellationToken,
     _slots: Vec<rpc::LocalSlot>,
 }
@@ -125,7 +126,7 @@ impl Services {
         let payments = Arc::new(testkit::ServiceDoubles::default());
         slots[3].fill(rpc::with_auth(payments.routes(), &auth));
         let cfa_deps = cfa::CfaDeps {
-            log,
+            log: log.clone(),
             ledger: channel(0),
             payments: channel(3),
             identity: channel(1),
@@ -150,6 +151,7 @@ impl Services {
             identity: channel(1),
             ca,
             payments,
+            log,
             token,
             _slots: slots,
         }
@@ -365,6 +367,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
             journal: world::services::journal_double().0,
             ledger: services.ledger.clone(),
             cfa: services.cfa.clone(),
+            log: services.log.clone(),
         },
         services.token.clone(),
     )

@@ -152,7 +152,7 @@ async fn listed_break(platform: &Platform, hold_id: &str) {
         (1, true)
     );
     let retry = |id: &str| pb::RetrySettlementRequest {
-        context: context("retry"),
+        context: context(&format!("retry-{id}")),
         id: id.into(),
     };
     operators.retry_settlement(retry(hold_id)).await.unwrap();
@@ -387,6 +387,7 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     assert!(again.metadata().get("idempotent-replayed").is_some());
     assert_eq!(again.into_inner().batch_id, batch.batch_id);
     settle_the_case(&mut operators, &refused, &batch.batch_id).await;
+    audited(&mut operators, &refused).await;
     drop(slot);
     let (operation, _) = platform.operation(&refused).await.unwrap();
     assert_eq!(operation.status(), OperationStatus::Failed);
@@ -398,6 +399,74 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     assert!(!platform.chain.moved().contains_key(&refused));
     platform.assert_agrees(&market).await;
     platform.stop().await;
+    altered_record(folder.path()).await;
+}
+
+/// Each act of an operator has one record, also after its repeats; the newest is first.
+async fn audited(operators: &mut Client, trade_id: &str) {
+    let retry = || pb::RetrySettlementRequest {
+        context: context("retry-all"),
+        id: String::new(),
+    };
+    let first = operators.retry_settlement(retry()).await.unwrap();
+    assert!(first.metadata().get("idempotent-replayed").is_none());
+    let again = operators.retry_settlement(retry()).await.unwrap();
+    assert!(again.metadata().get("idempotent-replayed").is_some());
+    let (mut records, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let ask = pb::ListAuditRecordsRequest {
+            pagination: Some(proto::common::v1::PaginationRequest {
+                page_size: 2,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let page = operators.list_audit_records(ask).await.unwrap();
+        let page = page.into_inner();
+        assert!(page.records.len() <= 2);
+        records.extend(page.records);
+        page_token = page.pagination.unwrap().next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    let seen: Vec<_> = records
+        .iter()
+        .map(|record| (&*record.action, &*record.object_id, &*record.reason))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("settlement.retried", "settlement", ""),
+            ("case.closed", trade_id, "paid"),
+            ("trade.bust", trade_id, "token is gone"),
+        ]
+    );
+    assert!(records.iter().all(|record| !record.actor.is_empty()));
+    let ask = pb::ListAuditRecordsRequest {
+        actor: records[1].actor.clone(),
+        object_id: trade_id.into(),
+        ..Default::default()
+    };
+    let of_trade = operators.list_audit_records(ask).await.unwrap();
+    assert_eq!(of_trade.into_inner().records, records[1..]);
+}
+
+/// The chain of records is valid, and an altered record is named.
+async fn altered_record(folder: &Path) {
+    let settings = config(folder);
+    let verified = settlement::verify_audit(&settings).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (3, None));
+    for statement in [
+        "DROP TRIGGER audit_records_never_change",
+        "UPDATE audit_records SET actor = 'x' WHERE sequence = 2",
+    ] {
+        let mut store = store(folder).await;
+        sqlx::query(statement).execute(&mut store).await.unwrap();
+        sqlx::Connection::close(store).await.unwrap();
+    }
+    let verified = settlement::verify_audit(&settings).await.unwrap();
+    assert_eq!(verified.broken.map(|broken| broken.sequence), Some(2));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use tests::flow::Random;
 use tests::process::{Finished, Platform};
 use tests::shared::run;
 
-const STORES: [&str; 13] = [
+const STORES: [&str; 14] = [
     "events/log.db",
     "events/offsets.db",
     "chain/chain.sqlite",
@@ -21,16 +21,18 @@ const STORES: [&str; 13] = [
     "payments/payments.db",
     "approvals/approvals.db",
     "market/market.db",
+    "market/acts.db",
     "settlement/settlement.db",
     "journal",
 ];
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "cfa/anchor_ed25519.pk8",
     "cfa/anchor_ed25519.pub",
     "cfa/cfa.sqlite.seal.key",
     "payments/payments.db.seal.key",
     "identity/identity.db.seal.key",
     "settlement/settlement.db.seal.key",
+    "market/acts.db.seal.key",
     "chain/connector.sqlite.seal.key",
     "ledger/ledger.sqlite.seal.key",
     "approvals/approvals.db.seal.key",

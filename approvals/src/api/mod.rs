@@ -5,6 +5,7 @@ pub mod http;
 
 use std::sync::Arc;
 
+use events::audit::{RecordFilter, RecordRow};
 use proto::approvals::v1::{self as pb, approval_service_server::ApprovalService};
 use rpc::{
     context::{answered, digest},
@@ -125,6 +126,34 @@ impl ApprovalService for Api {
         });
         Ok(Response::new(pb::ListApprovalsResponse {
             approvals: rows.iter().map(convert::approval).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<pb::ListAuditRecordsRequest>,
+    ) -> Result<Response<pb::ListAuditRecordsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let filter_hash = page::filter_hash(&[&ask.actor, &ask.object_id]);
+        let page = page::parse(ask.pagination, filter_hash)?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &ask.actor,
+            object_id: &ask.object_id,
+        };
+        let store = &self.0.store;
+        let rows = store.audit_records(filter, before, page.rows_limit()).await;
+        let mut rows = rows.map_err(Fault::from)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.sequence,
+            id: String::new(),
+        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
+        Ok(Response::new(pb::ListAuditRecordsResponse {
+            records: rows.iter().map(listed).collect(),
             pagination: Some(pagination),
         }))
     }

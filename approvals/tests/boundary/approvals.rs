@@ -407,3 +407,96 @@ async fn r010_lists_are_paged_and_show_no_calls() {
     refused(foreign, Code::PermissionDenied, "ROLE_REQUIRED");
     world.stop().await;
 }
+
+// rows: R215
+#[tokio::test(flavor = "multi_thread")]
+async fn d34_each_step_of_an_approval_leaves_one_record_and_an_altered_one_is_found() {
+    let world = World::start(|_| ()).await;
+    world.block("b-1").await;
+    let asked = world.request("r-1").await;
+    let again = world.request("r-1").await;
+    assert_eq!(again.approval_id, asked.approval_id);
+    for _ in 0..2 {
+        let done = world.approve(BORIS, &asked, "a-1").await.unwrap();
+        assert_eq!(done.status(), ApprovalStatus::Executed, "{done:?}");
+    }
+    let second = world.request("r-2").await;
+    for _ in 0..2 {
+        let reject = pb::RejectRequest {
+            context: context("j-1"),
+            approval_id: second.approval_id.clone(),
+            reason: "not now".into(),
+        };
+        world.as_caller(BORIS).reject(reject).await.unwrap();
+    }
+
+    let records = world.records("", "").await;
+    let mut seen: Vec<_> = records
+        .iter()
+        .map(|record| (&*record.action, &*record.actor, &*record.before))
+        .collect();
+    seen.reverse();
+    assert_eq!(
+        seen,
+        [
+            ("approval.requested", "anna", ""),
+            ("approval.approved", "boris", "PENDING"),
+            ("approval.executed", "boris", "APPROVED"),
+            ("approval.requested", "anna", ""),
+            ("approval.rejected", "boris", "PENDING"),
+        ]
+    );
+    for pair in records.windows(2) {
+        assert_eq!(pair[0].previous_hash, pair[1].hash);
+    }
+    // The exact call, and the id under which it was made.
+    let executed = &records[2];
+    assert!(executed.after.ends_with(&asked.hash), "{executed:?}");
+    assert_eq!(executed.request_id, asked.approval_id);
+    let rejected = &records[0];
+    assert_eq!(
+        (&*rejected.object_id, &*rejected.reason),
+        (&*second.approval_id, "not now")
+    );
+    assert_eq!(world.records("", &asked.approval_id).await, records[2..]);
+    assert_eq!(world.records("boris", "").await.len(), 3);
+    assert_eq!(world.records("anna", &second.approval_id).await.len(), 1);
+    let mut user = world.as_caller("sandbox.trader.alice");
+    let foreign = user.list_audit_records(pb::ListAuditRecordsRequest::default());
+    refused(foreign.await, Code::PermissionDenied, "ROLE_REQUIRED");
+
+    let verified = approvals::verify_audit(&world.config).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (5, None));
+    assert_eq!(verified.head, records[0].hash);
+    let url = world.config.url.postgres().unwrap_or_default();
+    let file = world.folder.path().join("approvals.db");
+    crate::database::alter_record(url, &file).await;
+    let verified = approvals::verify_audit(&world.config).await.unwrap();
+    let broken = verified.broken.expect("an altered record");
+    assert_eq!((verified.records, broken.sequence), (1, 2));
+    world.stop().await;
+}
+
+// Acts that commit at the same time continue one chain.
+#[tokio::test(flavor = "multi_thread")]
+async fn d34_concurrent_requests_leave_a_gapless_chain() {
+    let world = World::start(|_| ()).await;
+    let requests = (0..16).map(|number| {
+        let (mut anna, ask) = (world.as_caller(ANNA), unblock(&format!("r-{number}")));
+        tokio::spawn(async move { anna.request_approval(ask).await })
+    });
+    let requests: Vec<_> = requests.collect();
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
+    let sequences: Vec<u64> = world
+        .records("", "")
+        .await
+        .iter()
+        .map(|r| r.sequence)
+        .collect();
+    assert_eq!(sequences, (1..=16).rev().collect::<Vec<u64>>());
+    let verified = approvals::verify_audit(&world.config).await.unwrap();
+    assert_eq!((verified.records, verified.broken), (16, None));
+    world.stop().await;
+}

@@ -1,6 +1,10 @@
 //! A separate database for each test.
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::path::Path;
+
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, SqliteConnection, sqlite::SqliteConnectOptions,
+};
 use uuid::Uuid;
 
 /// Database of a test. Dropping the value drops its PostgreSQL schema.
@@ -29,6 +33,23 @@ impl Database {
             server,
         }
     }
+}
+
+/// Changes the state in audit record 2 past the service, as the owner of a database can.
+#[allow(dead_code, reason = "each test target uses its part")]
+pub async fn alter_record(url: &str, file: &Path) {
+    let change = "UPDATE audit_records SET after = 'EXECUTED' WHERE sequence = 2";
+    if url.is_empty() {
+        let options = SqliteConnectOptions::new().filename(file);
+        let mut db = SqliteConnection::connect_with(&options).await.unwrap();
+        let sql = format!("DROP TRIGGER audit_records_never_change; {change}");
+        let altered = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut db).await;
+        altered.unwrap();
+        db.close().await.unwrap();
+        return;
+    }
+    let sql = format!("DROP TRIGGER audit_records_never_change ON audit_records; {change}");
+    execute(url, &sql).await;
 }
 
 async fn execute(server: &str, sql: &str) {

@@ -17,8 +17,8 @@ use events::{Embedded, Log, StoreUrl};
 use prost::Message;
 use proto::{
     approvals::v1::{self as pb, approval_service_client::ApprovalServiceClient},
-    audit::v1::AuditRecordEvent,
-    common::v1::{KycStatus, RequestContext},
+    audit::v1::{AuditRecord, AuditRecordEvent},
+    common::v1::{KycStatus, PaginationRequest, RequestContext},
     identity::v1::{self as identity, identity_service_client::IdentityServiceClient},
 };
 use rpc::{Caller, Channel, LocalSlot};
@@ -243,6 +243,30 @@ impl World {
             (approval.status() == status).then_some(approval)
         })
         .await
+    }
+
+    /// Audit records, newest first, read in pages of two.
+    pub async fn records(&self, actor: &str, object_id: &str) -> Vec<AuditRecord> {
+        let mut auditor = self.as_caller("sandbox.auditor");
+        let (mut records, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let ask = pb::ListAuditRecordsRequest {
+                context: None,
+                actor: actor.into(),
+                object_id: object_id.into(),
+                pagination: Some(PaginationRequest {
+                    page_size: 2,
+                    page_token,
+                }),
+            };
+            let page = auditor.list_audit_records(ask).await.unwrap().into_inner();
+            assert!(page.records.len() <= 2);
+            records.extend(page.records);
+            page_token = page.pagination.unwrap().next_page_token;
+            if page_token.is_empty() {
+                return records;
+            }
+        }
     }
 
     /// Actions and actors of the first audit records of approvals.

@@ -42,6 +42,10 @@ async fn no_statement_scans_a_table() {
         };
         anna.list_approvals(list).await.unwrap();
     }
+    for (actor, object_id) in [("", ""), ("anna", ""), ("", id), ("anna", id)] {
+        let records = world.records(actor, object_id).await;
+        assert!(!records.is_empty(), "{actor} {object_id}");
+    }
     let file = world.folder.path().join("approvals.db");
     let explained = plans::explain(&[&file]).await;
     explained.assert_no_scans(&ALLOWED);
@@ -58,6 +62,11 @@ async fn no_statement_scans_a_table() {
         "FROM approvals INDEXED BY approvals_due WHERE status = 'APPROVED' AND",
         "SELECT MIN(expires_at_us)",
         "SELECT MIN(next_attempt_at_us)",
+        "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+        "INSERT INTO audit_records",
+        "FROM audit_records WHERE sequence < ? ORDER BY sequence",
+        "FROM audit_records WHERE sequence < ? AND object_id =",
+        "FROM audit_records WHERE sequence < ? AND actor =",
     ]);
     world.stop().await;
 }

@@ -120,6 +120,7 @@ async fn start_settlement(
     folder: &Path,
     channels: &Channels,
     journal: &Journalled,
+    log: &events::Embedded,
     backlog: Arc<Backlog>,
     stop: CancellationToken,
 ) -> anyhow::Result<SettlementHandle> {
@@ -139,6 +140,7 @@ async fn start_settlement(
         journal: accepts_all,
         ledger: channels.ledger.clone(),
         cfa: channels.cfa.clone(),
+        log: Arc::new(log.clone()),
     };
     Ok(settlement::start(config, deps, stop).await?)
 }
@@ -220,8 +222,15 @@ impl Platform {
         let journal = open_journal(folder, backlog.clone()).await?;
         let stop_settlement = CancellationToken::new();
         let token = stop_settlement.clone();
-        let settlement =
-            start_settlement(folder, &channels, &journal, backlog.clone(), token).await?;
+        let starting = start_settlement(
+            folder,
+            &channels,
+            &journal,
+            &embedded,
+            backlog.clone(),
+            token,
+        );
+        let settlement = starting.await?;
         Ok(Self {
             folder: folder.to_owned(),
             channels,
@@ -284,8 +293,14 @@ impl Platform {
         self.settlement.stopped().await;
         let stop_settlement = CancellationToken::new();
         let (token, backlog) = (stop_settlement.clone(), self.backlog.clone());
-        let starting =
-            start_settlement(&self.folder, &self.channels, &self.journal, backlog, token);
+        let starting = start_settlement(
+            &self.folder,
+            &self.channels,
+            &self.journal,
+            &self.log,
+            backlog,
+            token,
+        );
         let settlement = starting.await?;
         Ok(Self {
             settlement,

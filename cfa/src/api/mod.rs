@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
+use events::audit::{RecordFilter, RecordRow};
 use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1 as pb;
 use proto::checks::{ID_BYTES_MAX, id_problem};
@@ -1365,6 +1366,36 @@ impl CfaRegistryService for Api {
         }
         Ok(Response::new(pb::ListEnforcementActsResponse {
             acts,
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<pb::ListAuditRecordsRequest>,
+    ) -> Answer<pb::ListAuditRecordsResponse> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let page = page::parse(
+            ask.pagination,
+            page::filter_hash(&[&ask.actor, &ask.object_id]),
+        )?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &ask.actor,
+            object_id: &ask.object_id,
+        };
+        let repo = &self.service.repo;
+        let rows = repo.audit_records(filter, before, page.rows_limit()).await;
+        let mut rows = rows.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.sequence,
+            id: String::new(),
+        });
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
+        Ok(Response::new(pb::ListAuditRecordsResponse {
+            records: rows.iter().map(listed).collect(),
             pagination: Some(pagination),
         }))
     }

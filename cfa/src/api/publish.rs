@@ -7,6 +7,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert;
 use proto::ledger::v1 as ledger;
+use service_kit::audit::{Act, AuditRecord};
 use uuid::Uuid;
 
 use crate::model::{
@@ -395,8 +396,67 @@ pub fn enforcement(act: &EnforcementAct, decimals: u8) -> Event {
     )
 }
 
-/// Builds an audit record. `action` is for example `issuance.rejected`; `before` and `after` are
-/// states of the object.
+/// An act as [`audit`] has built it, to be sealed.
+pub struct Draft {
+    pub at_us: i64,
+    correlation_id: String,
+    record: audit::AuditRecordEvent,
+}
+
+impl Draft {
+    /// The act. It has no request id: the correlation id names the request.
+    pub fn act(&self) -> Act<'_> {
+        let record = &self.record;
+        Act {
+            action: &record.action,
+            actor: &record.actor,
+            object_id: &record.object_id,
+            before: &record.before,
+            after: &record.after,
+            reason: &record.reason,
+            request_id: "",
+            correlation_id: &self.correlation_id,
+        }
+    }
+}
+
+/// Whether [`audit`] has built the event.
+pub fn is_draft(event: &Event) -> bool {
+    event.topic == topics::AUDIT
+}
+
+/// The act of an event that [`audit`] has built; `None` for other events.
+///
+/// # Panics
+/// The event is an audit record of another encoding.
+pub fn draft(event: &Event) -> Option<Draft> {
+    is_draft(event).then(|| Draft {
+        at_us: event.occurred_at_us,
+        correlation_id: event.correlation_id.clone(),
+        record: audit::AuditRecordEvent::decode(&*event.payload).expect("built by `audit`"),
+    })
+}
+
+/// Content of the event of a sealed record.
+pub fn sealed(service: &str, record_id: &str, record: &AuditRecord<'_>) -> Vec<u8> {
+    let act = record.act;
+    let payload = audit::AuditRecordEvent {
+        context: context(act.correlation_id, act.actor),
+        record_id: record_id.to_owned(),
+        service: service.to_owned(),
+        action: act.action.to_owned(),
+        actor: act.actor.to_owned(),
+        object_id: act.object_id.to_owned(),
+        before: act.before.to_owned(),
+        after: act.after.to_owned(),
+        reason: act.reason.to_owned(),
+        at: Some(convert::to_timestamp_us(record.at_us)),
+    };
+    payload.encode_to_vec()
+}
+
+/// Builds an audit record, which the repo seals when it is published. `action` is for example
+/// `issuance.rejected`; `before` and `after` are states of the object.
 pub fn audit(
     action: &str,
     object_id: &str,
@@ -407,27 +467,29 @@ pub fn audit(
     correlation_id: &str,
     at_us: i64,
 ) -> Event {
-    let record_id = Uuid::now_v7();
-    let payload = audit::AuditRecordEvent {
-        context: context(correlation_id, actor),
-        record_id: record_id.to_string(),
-        service: SOURCE.to_owned(),
-        action: action.to_owned(),
-        actor: actor.to_owned(),
-        object_id: object_id.to_owned(),
-        before: before.to_owned(),
-        after: after.to_owned(),
-        reason: reason.to_owned(),
-        at: Some(convert::to_timestamp_us(at_us)),
+    let record = AuditRecord {
+        // Set when it is sealed, as the id.
+        sequence: 0,
+        at_us,
+        act: Act {
+            action,
+            actor,
+            object_id,
+            before,
+            after,
+            reason,
+            request_id: "",
+            correlation_id,
+        },
     };
     event(
         topics::AUDIT,
-        record_id,
+        Uuid::nil(),
         object_id,
         "dfa.audit.v1.AuditRecordEvent",
         correlation_id,
         at_us,
-        payload.encode_to_vec(),
+        sealed(SOURCE, "", &record),
     )
 }
 

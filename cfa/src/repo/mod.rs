@@ -21,14 +21,18 @@ mod users;
 
 use std::path::Path;
 
+use events::audit::{self, RecordFilter, RecordRow};
 use events::calls::{self, Answered, CallKey};
 use events::sqlite::Sqlite;
 use events::{Event, Sealing, Tx};
+use service_kit::audit::Act;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 use types::Decimal;
 
+use crate::api::publish::{self, Draft};
 use crate::error::Error;
+use crate::peers::SOURCE;
 
 pub use breaks::{AcceptedDifference, ChainBreak, OpenOperations};
 pub use enforcement::FreezeInsert;
@@ -42,7 +46,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
     "0009_subscriptions", "0010_offers", "0011_past_holders", "0012_placement", "0013_trades",
-    "0014_chain_breaks", "0015_decisions", "0016_trades_by_batch"
+    "0014_chain_breaks", "0015_decisions", "0016_trades_by_batch", "0017_audit_records"
 );
 
 const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";
@@ -96,8 +100,34 @@ impl Repo {
         Ok(self.db.write().await?)
     }
 
+    /// Appends events to the outbox. Audit records among them are sealed first (D34).
     pub async fn publish_in_tx(&self, tx: &mut Tx, events: &[Event]) -> Result<(), Error> {
-        Ok(events::outbox::append_in_tx(tx, events).await?)
+        let drafts: Vec<Draft> = events.iter().filter_map(publish::draft).collect();
+        if drafts.is_empty() {
+            return Ok(events::outbox::append_in_tx(tx, events).await?);
+        }
+        let acts: Vec<(i64, Act<'_>)> = drafts
+            .iter()
+            .map(|draft| (draft.at_us, draft.act()))
+            .collect();
+        let sealed = audit::seal_in_tx(tx, SOURCE, &acts, publish::sealed).await?;
+        let mut sealed = sealed.into_iter();
+        let published = events.iter().map(|event| match publish::is_draft(event) {
+            true => sealed.next().expect("one record per draft"),
+            false => event.clone(),
+        });
+        let published: Vec<Event> = published.collect();
+        Ok(events::outbox::append_in_tx(tx, &published).await?)
+    }
+
+    /// Audit records with a sequence below `before`, newest first.
+    pub async fn audit_records(
+        &self,
+        filter: RecordFilter<'_>,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<RecordRow>, Error> {
+        Ok(audit::list(self.db.read(), filter, before, limit).await?)
     }
 
     /// The answer to an earlier call with this key (D50).

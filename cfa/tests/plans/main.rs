@@ -318,6 +318,15 @@ async fn enforce(world: &mut World) {
         let issued = world.cfa.issue_extract(extract.clone()).await;
         issued.expect("issued");
     }
+    for (actor, object_id) in [("", ""), ("cfa", ""), ("", "BOND-1"), ("cfa", "BOND-1")] {
+        let request = pb::ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        let listed = world.cfa.list_audit_records(request).await;
+        listed.expect("listed");
+    }
 }
 
 /// Every list with the filters of its callers.
@@ -568,6 +577,11 @@ async fn no_statement_scans_a_table() {
         "FROM operation INDEXED BY operation_maturing",
         "FROM extract INDEXED BY extract_of_actor",
         "FROM extract WHERE extract_id =",
+        "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+        "INSERT INTO audit_records",
+        "FROM audit_records WHERE sequence < ? ORDER BY sequence",
+        "FROM audit_records WHERE sequence < ? AND object_id =",
+        "FROM audit_records WHERE sequence < ? AND actor =",
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",

@@ -22,6 +22,7 @@ mod pdf;
 mod placement;
 mod quarantine;
 mod record_date;
+mod records;
 mod recovery;
 mod redeem;
 mod refund;

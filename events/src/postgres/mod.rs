@@ -6,6 +6,7 @@
 //! Several processes may share one database; one relay publishes at a time (see [`outbox`]). Known
 //! limitation: no session is pinned to a primary, and a URL with several hosts is not supported.
 
+pub mod audit;
 pub mod outbox;
 
 use std::{

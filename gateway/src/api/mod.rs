@@ -9,6 +9,7 @@ pub mod render;
 
 use std::sync::Arc;
 
+use events::audit::{RecordFilter, RecordRow};
 use proto::convert::to_decimal;
 use proto::market::v1::market_service_server::MarketService;
 use proto::market::v1::*;
@@ -18,6 +19,7 @@ use tonic::{Request, Response, Status};
 use types::command::MemberGroup;
 use types::derived;
 
+use crate::acts::NewAct;
 use crate::funding::{self, HoldView};
 use crate::instruments;
 use crate::market::Market;
@@ -165,7 +167,15 @@ impl MarketService for Api {
         caller.require_user(&target.user_id)?;
         context.user_id.clone_from(&target.user_id);
         let actor = actor(&caller, &target.user_id);
-        let answered = orders::cancel(&self.market, &context, actor, &target).await?;
+        let cancel = orders::cancel(&self.market, &context, actor, &target);
+        let key = &context.idempotency_key;
+        let act = NewAct {
+            key_hash: derived::key_hash("CancelOrder", &target.user_id, key),
+            object_id: target.order_id.clone(),
+            after: "CANCELLED".to_owned(),
+            ..act(&caller, &context, "order.cancelled", true)
+        };
+        let answered = self.as_staff(actor, act, cancel).await?;
         Ok(reply(answered, |row| CancelOrderResponse {
             order: Some(render::order(&row)),
         }))
@@ -208,7 +218,17 @@ impl MarketService for Api {
         };
         orders::over_rate::check_mass_cancel(&self.market, over_rate, &wanted).await?;
         let actor = actor(&caller, &wanted.user_id);
-        let answered = orders::mass_cancel(&self.market, &context, actor, &wanted).await?;
+        let cancel = orders::mass_cancel(&self.market, &context, actor, &wanted);
+        let instrument = wanted.instrument.map(|spec| spec.id.to_string());
+        let side = wanted.side.map_or("both sides", |side| side.as_str());
+        let instrument = instrument.unwrap_or_else(|| "every instrument".to_owned());
+        let act = NewAct {
+            key_hash: derived::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key),
+            object_id: of_user(&wanted.user_id),
+            after: format!("CANCELLED, {instrument}, {side}"),
+            ..act(&caller, &context, "orders.cancelled", true)
+        };
+        let answered = self.as_staff(actor, act, cancel).await?;
         Ok(reply(answered, |cancelled| MassCancelResponse {
             cancelled,
         }))
@@ -417,7 +437,17 @@ impl MarketService for Api {
         // A person lifts a halt by an approval, which a service executes (D32).
         let lifts_halt = caller.is_service();
         let set = instruments::set_phase_once(&self.market, spec.ix, phase, lifts_halt, key_hash);
-        let answered = set.await?;
+        let before = |state: &replica::State| state.core().book(spec.ix).map(|book| book.phase());
+        let before = self.market.replica.read(before);
+        let act = NewAct {
+            key_hash,
+            object_id: spec.id.to_string(),
+            before: before.map_or_else(String::new, |phase| phase.to_string()),
+            after: phase.to_string(),
+            reason: message.reason.clone(),
+            ..act(&caller, &context, "phase.set", phase == types::Phase::Halt)
+        };
+        let answered = self.market.acts.perform(act, set).await?;
         tracing::info!(
             instrument_id = %spec.id,
             %phase,
@@ -454,7 +484,15 @@ impl MarketService for Api {
             // Refuses a mistyped id, which would otherwise be bound as a new user.
             market.identity.profile(&context, &user_id).await?;
         }
-        let answered = orders::set_kill_switch(market, &user_id, engaged, key_hash).await?;
+        let act = NewAct {
+            key_hash,
+            object_id: of_user(&user_id),
+            after: if engaged { "ENGAGED" } else { "LIFTED" }.to_owned(),
+            reason: message.reason.clone(),
+            ..act(&caller, &context, "kill_switch.set", engaged)
+        };
+        let set = orders::set_kill_switch(market, &user_id, engaged, key_hash);
+        let answered = market.acts.perform(act, set).await?;
         if !answered.replayed {
             tracing::warn!(
                 user_id,
@@ -480,7 +518,15 @@ impl MarketService for Api {
         let context = rpc::context::write(message.context)?;
         let (offset_seconds, key) = (message.offset_seconds, &context.idempotency_key);
         let key_hash = derived::key_hash("ConfirmClock", &caller.subject, key);
-        let answered = crate::clock::confirm(&self.market, offset_seconds, key_hash).await?;
+        let act = NewAct {
+            key_hash,
+            object_id: "clock".to_owned(),
+            after: format!("{offset_seconds} s"),
+            reason: message.reason.clone(),
+            ..act(&caller, &context, "clock.confirmed", false)
+        };
+        let confirm = crate::clock::confirm(&self.market, offset_seconds, key_hash);
+        let answered = self.market.acts.perform(act, confirm).await?;
         if !answered.replayed {
             tracing::warn!(
                 offset_seconds,
@@ -512,8 +558,18 @@ impl MarketService for Api {
         let wanted = wanted.transpose()?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberBounds", &caller.subject, key);
-        let answered =
-            members::set_bounds(&self.market, &caller, &member, wanted, key_hash).await?;
+        let act = NewAct {
+            key_hash,
+            object_id: match &member {
+                Member::User(user_id) => user_id.clone(),
+                Member::Group(group) => format!("group {}", group.0),
+            },
+            after: wanted.map_or_else(|| "none".to_owned(), |bounds| format!("{bounds:?}")),
+            reason: message.reason.clone(),
+            ..act(&caller, &context, "bounds.set", false)
+        };
+        let set = members::set_bounds(&self.market, &caller, &member, wanted, key_hash);
+        let answered = self.market.acts.perform(act, set).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(?member, ?wanted, reason, by, "order bounds set");
@@ -534,7 +590,15 @@ impl MarketService for Api {
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberGroup", &caller.subject, key);
         let to = MemberGroup(group);
-        let answered = members::set_group(&self.market, &caller, &user_id, to, key_hash).await?;
+        let act = NewAct {
+            key_hash,
+            object_id: user_id.clone(),
+            after: format!("group {group}"),
+            reason: message.reason.clone(),
+            ..act(&caller, &context, "group.set", false)
+        };
+        let set = members::set_group(&self.market, &caller, &user_id, to, key_hash);
+        let answered = self.market.acts.perform(act, set).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(user_id, group, reason, by, "member group set");
@@ -558,9 +622,74 @@ impl MarketService for Api {
         let view = depth::status(&self.market, own).await?;
         Ok(Response::new(view))
     }
+
+    async fn list_audit_records(
+        &self,
+        request: Request<ListAuditRecordsRequest>,
+    ) -> Result<Response<ListAuditRecordsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::record_read_context(ask.context);
+        let hash = rpc::page::filter_hash(&[&ask.actor, &ask.object_id]);
+        let page = rpc::page::parse(ask.pagination, hash)?;
+        let (before, _) = page.bound();
+        let filter = RecordFilter {
+            actor: &ask.actor,
+            object_id: &ask.object_id,
+        };
+        let rows = self.market.acts.records(filter, before, page.rows_limit());
+        let mut rows = self.market.access_store(rows).await?;
+        let pagination = page.finish(&mut rows, |row| page_key(row.sequence));
+        let listed =
+            |row: &RecordRow| rpc::audit::listed(&row.record(), &row.previous_hash, &row.hash);
+        Ok(Response::new(ListAuditRecordsResponse {
+            records: rows.iter().map(listed).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+}
+
+/// An act without key, object, states and reason.
+fn act<'a>(
+    caller: &'a Caller,
+    context: &'a rpc::Context,
+    action: &'static str,
+    reduces_risk: bool,
+) -> NewAct<'a> {
+    NewAct {
+        caller,
+        context,
+        key_hash: types::Id128::NONE,
+        action,
+        object_id: String::new(),
+        before: String::new(),
+        after: String::new(),
+        reason: String::new(),
+        reduces_risk,
+    }
+}
+
+/// A user as the object of an act.
+fn of_user(user_id: &str) -> String {
+    match user_id {
+        "" => "all users".to_owned(),
+        user_id => user_id.to_owned(),
+    }
 }
 
 impl Api {
+    /// Makes a call, and records it unless the caller is the owner of the orders.
+    async fn as_staff<T>(
+        &self,
+        actor: Actor,
+        act: NewAct<'_>,
+        call: impl Future<Output = Result<Answered<T>, Status>>,
+    ) -> Result<Answered<T>, Status> {
+        match actor {
+            Actor::Owner => call.await,
+            Actor::Staff => self.market.acts.perform(act, call).await,
+        }
+    }
+
     /// The trading hold with an id, if the caller may change it.
     async fn own_hold(
         &self,

@@ -3,6 +3,7 @@
 //! doubles that record their requests. One test binary, because linking costs more than running.
 
 mod abuse;
+mod acts;
 mod behind;
 mod book;
 mod bounds;

@@ -366,6 +366,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
     const TRADE: &str = "investor trader operator service";
     const CANCEL: &str = "investor trader operator market-supervisor service";
     const SUPERVISE: &str = "operator market-supervisor service";
+    const STAFF: &str = "operator treasury compliance market-supervisor auditor service";
     const EVERYONE: &str =
         "investor trader issuer operator treasury compliance market-supervisor auditor service";
     let folder = tempfile::tempdir().unwrap();
@@ -406,6 +407,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
             list_trading_holds(ListTradingHoldsRequest): EVERYONE,
             get_position(GetPositionRequest): EVERYONE,
             get_market_status(GetMarketStatusRequest): EVERYONE,
+            list_audit_records(ListAuditRecordsRequest): STAFF,
         }
     }
     world.stop().await;

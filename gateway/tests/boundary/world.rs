@@ -207,6 +207,7 @@ impl World {
             journal: settlement::journal_port(sequencer.port()),
             ledger: service(0),
             cfa: service(2),
+            log: log.clone(),
         };
         let settlement = settlement::start(settlement_config, settlement_deps, stop_rest.clone())
             .await

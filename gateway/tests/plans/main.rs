@@ -108,17 +108,51 @@ async fn issue(world: &World) {
     .await;
 }
 
+/// Acts with their repeats, one that is refused, and their records.
+async fn acts(world: &World) {
+    let mut supervisor = world.as_caller("sandbox.market-supervisor.vera");
+    let mut set = async |key: &str, phase: TradingPhase| {
+        let request = SetTradingPhaseRequest {
+            context: context(key),
+            instrument_id: BOND.into(),
+            phase: phase.into(),
+            reason: "test".into(),
+        };
+        supervisor.set_trading_phase(request).await.is_ok()
+    };
+    for _ in 0..2 {
+        assert!(set("halt", TradingPhase::Halt).await);
+    }
+    assert!(!set("open", TradingPhase::Open).await);
+    let mut auditor = world.as_caller("sandbox.auditor");
+    for (actor, object_id) in [("", ""), ("vera", ""), ("", BOND), ("vera", BOND)] {
+        let request = ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        let listed = auditor.list_audit_records(request).await.unwrap();
+        assert_eq!(listed.into_inner().records.len(), 1);
+    }
+    // The oldest acts without a record are read at each interval.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_scans_a_table() {
     plans::record();
     let folder = tempfile::tempdir().unwrap();
-    let mut world = World::new(folder.path()).await;
+    let mut settings = Settings::default();
+    settings.gateway.sweep_interval_ms = 50;
+    let mut world = World::with(folder.path(), settings).await;
     trade(&mut world).await;
     lists(&world).await;
     issue(&world).await;
+    acts(&world).await;
     world.stop().await;
 
-    let explained = plans::explain(&[&folder.path().join("gateway/market.db")]).await;
+    let stores = ["market.db", "acts.db"].map(|file| folder.path().join("gateway").join(file));
+    let explained = plans::explain(&[&stores[0], &stores[1]]).await;
     explained.assert_no_scans(&ALLOWED);
     explained.assert_explained(&[
         "FROM orders o INDEXED BY orders_by_user",
@@ -147,5 +181,15 @@ async fn no_statement_scans_a_table() {
         "INSERT INTO inbox",
         "FROM outbox WHERE position >",
         "UPDATE feed SET sequence",
+        "INSERT INTO acts",
+        "SELECT recorded FROM acts WHERE key_hash =",
+        "UPDATE acts SET recorded = 1 WHERE key_hash =",
+        "DELETE FROM acts WHERE key_hash =",
+        "FROM acts INDEXED BY acts_pending",
+        "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+        "INSERT INTO audit_records",
+        "FROM audit_records WHERE sequence < ? ORDER BY sequence",
+        "FROM audit_records WHERE sequence < ? AND object_id =",
+        "FROM audit_records WHERE sequence < ? AND actor =",
     ]);
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::call::{self, Target};
 use super::output::{self, table};
 use super::units;
+use crate::check;
 use crate::config::Config;
 use crate::rebuild;
 
@@ -88,7 +89,7 @@ async fn verify(
         }
         None => {
             let config = config()?;
-            let records = audit_records(&config).await?;
+            let records = check::audit_records(&config).await?;
             (config.ledger, records)
         }
     };
@@ -116,34 +117,10 @@ async fn verify(
     if let Some(fault) = verified.fault {
         bail!("the ledger differs from what was written: {fault}");
     }
-    match broken(&records) {
+    match check::broken(&records) {
         Some(what) => bail!("audit records differ from what was written: {what}"),
         None => Ok(()),
     }
-}
-
-type Records = (&'static str, events::audit::Verified);
-
-/// Checks the audit records of the services other than the ledger.
-async fn audit_records(config: &Config) -> anyhow::Result<Vec<Records>> {
-    let of = |service: &'static str| move || format!("audit records of {service}");
-    let payments = payments::verify_audit(&config.payments).await;
-    let identity = sandbox::identity::verify_audit(&config.identity).await;
-    Ok(vec![
-        ("payments", payments.with_context(of("payments"))?),
-        ("identity", identity.with_context(of("identity"))?),
-    ])
-}
-
-/// The first record that does not continue its chain.
-fn broken(records: &[Records]) -> Option<String> {
-    records.iter().find_map(|(service, verified)| {
-        let broken = verified.broken.as_ref()?;
-        Some(format!(
-            "{service}, audit record {}: {}, expected {}, found {}",
-            broken.sequence, broken.differs, broken.expected, broken.found
-        ))
-    })
 }
 
 /// A field as one token.
@@ -361,32 +338,5 @@ mod tests {
         let error = super::verify(config, &matches, false).await;
         let error = format!("{:#}", error.expect_err("no ledger"));
         assert!(error.contains("there is no ledger in"), "{error}");
-    }
-
-    // rows: R350 R215
-    #[tokio::test]
-    async fn r350_a_changed_audit_record_of_a_service_is_named() {
-        let folder = tempfile::tempdir().expect("folder");
-        let config = Config::load(None, Some(folder.path())).expect("settings");
-        let missing = audit_records(&config).await.expect_err("no stores");
-        assert!(
-            format!("{missing:#}").contains("audit records of payments: "),
-            "{missing:#}"
-        );
-        let verified = |sequence: Option<i64>| events::audit::Verified {
-            records: 2,
-            head: String::new(),
-            broken: sequence.map(|sequence| service_kit::audit::Broken {
-                sequence,
-                differs: "previous hash",
-                expected: "aa".to_owned(),
-                found: "bb".to_owned(),
-            }),
-        };
-        let sound = ("payments", verified(None));
-        assert_eq!(broken(std::slice::from_ref(&sound)), None);
-        let found = broken(&[sound, ("identity", verified(Some(3)))]);
-        let expected = "identity, audit record 3: previous hash, expected aa, found bb";
-        assert_eq!(found.as_deref(), Some(expected));
     }
 }

@@ -150,6 +150,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "instrument" "lift-quarantine" "LiftQuarantine";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
+        "cfa" "audit" "ListAuditRecords";
     }
     "dfa.chain.v1.ChainConnectorService" {
         "chain" "submit" "SubmitTransaction";
@@ -196,6 +197,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "market" "set-group" "SetMemberGroup";
         "market" "confirm-clock" "ConfirmClock";
         "market" "status" "GetMarketStatus";
+        "market" "audit" "ListAuditRecords";
     }
     "dfa.settlement.v1.SettlementService" {
         "settle" "status" "GetSettlementStatus";
@@ -205,6 +207,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "settle" "bust" "BustTrade";
         "settle" "cases" "ListCases";
         "settle" "close" "CloseCase";
+        "settle" "audit" "ListAuditRecords";
     }
     "dfa.identity.v1.IdentityService" {
         "user" "get" "GetUserProfile";
@@ -228,6 +231,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "approval" "reject" "Reject";
         "approval" "get" "GetApproval";
         "approval" "list" "ListApprovals";
+        "approval" "audit" "ListAuditRecords";
     }
     "dfa.sandbox.v1.SandboxBankService" {
         "bank" "pay" "Pay";

@@ -1,11 +1,12 @@
 //! Cases: bust trades that an operator settles with their members.
 
 use events::Tx;
+use service_kit::audit::Act;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
 use types::{Decimal, Id128};
 
-use super::{Repo, StoreError};
+use super::{Repo, StoreError, audit};
 
 /// A bust trade, as it would have been settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,12 +102,13 @@ impl Repo {
         Ok(count.cast_unsigned())
     }
 
-    /// Closes the case of a trade unless it is closed. Returns it as stored, and whether this call
-    /// closed it; `None`: the trade has no case.
+    /// Closes the case of a trade with its audit record, unless it is closed. Returns it as stored,
+    /// and whether this call closed it; `None`: the trade has no case.
     pub async fn close_case(
         &self,
         trade_id: Id128,
         closed: &Closed,
+        act: Act<'_>,
     ) -> Result<Option<(Case, bool)>, StoreError> {
         let id = trade_id.to_string();
         let mut tx = self.db.write().await?;
@@ -125,6 +127,9 @@ impl Repo {
             .bind(&id)
             .fetch_optional(&mut *tx)
             .await?;
+        if done.rows_affected() == 1 {
+            audit::record_in_tx(&mut tx, closed.at_us, act).await?;
+        }
         tx.commit().await?;
         let case = row.as_ref().map(case_of).transpose()?;
         Ok(case.map(|case| (case, done.rows_affected() == 1)))

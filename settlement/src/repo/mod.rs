@@ -1,11 +1,13 @@
 //! Settlement's store: the state of each batch, so a restart repeats the interrupted step. The
 //! ledger, not this store, is authoritative for money.
 
+mod audit;
 mod cases;
 
 use std::collections::BTreeMap;
 
 use events::Sqlite;
+use service_kit::audit::Act;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
 use types::Id128;
@@ -96,7 +98,7 @@ pub struct RequestedBust {
 /// The schema, applied after outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks",
-    "0004_bust_commands", "0005_operators", "0006_cases"
+    "0004_bust_commands", "0005_operators", "0006_cases", "0007_audit_records"
 );
 
 /// Rows without a seal: open batches, whose trades the ledger has in its blocks.
@@ -125,6 +127,11 @@ impl Repo {
 
     pub async fn close(&self) {
         self.db.close().await;
+    }
+
+    /// The database, for its outbox.
+    pub fn db(&self) -> Sqlite {
+        self.db.clone()
     }
 
     /// Stores sealed batches in one transaction and sets their numbers. Idempotent: a repeat reads
@@ -376,10 +383,15 @@ impl Repo {
         Ok(query.fetch_optional(self.db.read()).await?)
     }
 
-    /// Stores a request to bust a trade, once per trade.
-    pub async fn request_bust(&self, new: &RequestedBust, now_us: i64) -> Result<(), StoreError> {
+    /// Stores a request to bust a trade with its audit record, once per trade.
+    pub async fn request_bust(
+        &self,
+        new: &RequestedBust,
+        now_us: i64,
+        act: Act<'_>,
+    ) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
-        sqlx::query(
+        let stored = sqlx::query(
             "INSERT INTO requested_busts (trade_id, batch_id, actor, reason, digest, requested_at_us) \
              VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (trade_id) DO NOTHING",
         )
@@ -391,6 +403,9 @@ impl Repo {
         .bind(now_us)
         .execute(&mut *tx)
         .await?;
+        if stored.rows_affected() == 1 {
+            audit::record_in_tx(&mut tx, now_us, act).await?;
+        }
         tx.commit().await?;
         Ok(())
     }

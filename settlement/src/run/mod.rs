@@ -48,7 +48,7 @@ pub use commands::{JournalPort, journal_port};
 use failure::CurrentFailures;
 pub use failure::WaitingStep;
 use halt::Halt;
-pub use operators::{BustRefusal, OpenBatch, Operators};
+pub use operators::{BustRefusal, By, OpenBatch, Operators};
 
 /// Settings of settlement.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -134,6 +134,8 @@ pub struct SettlementDeps {
     /// Carries a service credential, as does `cfa`.
     pub ledger: rpc::Channel,
     pub cfa: rpc::Channel,
+    /// Receives the audit records.
+    pub log: Arc<dyn events::Log>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -239,6 +241,9 @@ pub struct SettlementHandle {
     state: Arc<SharedState>,
     operators: Operators,
     supervisor: JoinHandle<()>,
+    /// Publishes the outbox.
+    relay: JoinHandle<()>,
+    relay_shutdown: CancellationToken,
 }
 
 /// Last record of a node's journal that is completely posted to a ledger.
@@ -264,6 +269,16 @@ pub fn sealed_store(config: &SettlementConfig) -> events::SealedStore {
         path: config.data_dir.join("settlement.db"),
         sealing: &crate::repo::SEALING,
     }
+}
+
+/// Checks the audit records (D34), with or without a running service.
+///
+/// # Errors
+/// [`events::Error`]: no store of this release, or one that cannot be read.
+pub async fn verify_audit(
+    config: &SettlementConfig,
+) -> Result<events::audit::Verified, events::Error> {
+    events::audit::verify(&sealed_store(config).path, SOURCE).await
 }
 
 /// Opens the store and starts the workers, which retry calls of ledger and chain without limit.
@@ -297,11 +312,17 @@ pub fn start(
         let operators = Operators::new(state.clone(), deps.replica.clone());
         state.publish_suspensions().await?;
         let first = begin(&state, &deps, &shutdown).await?;
+        let relay_shutdown = CancellationToken::new();
+        let (db, log) = (state.repo.db(), deps.log.clone());
+        let relaying = events::outbox::Relay::run(db, log, relay_shutdown.clone());
+        let relay = tokio::spawn(relaying);
         let supervisor = tokio::spawn(supervise(deps, shutdown, first));
         Ok(SettlementHandle {
             state,
             operators,
             supervisor,
+            relay,
+            relay_shutdown,
         })
     })
 }
@@ -481,6 +502,10 @@ impl SettlementHandle {
         Box::pin(async move {
             if self.supervisor.await.is_err() {
                 tracing::error!("settlement's supervisor task panicked");
+            }
+            self.relay_shutdown.cancel();
+            if self.relay.await.is_err() {
+                tracing::error!("settlement's relay of events panicked");
             }
             self.state.repo.close().await;
         })

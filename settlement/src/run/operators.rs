@@ -4,12 +4,18 @@
 //! A trade is bust by an operator only if the chain service has refused its batch repeatedly and
 //! does not have it. The worker that owns the batch checks this once more before the trade leaves
 //! the batch, so a trade is never both bust and on chain.
+//!
+//! Each act has an audit record in its transaction (D34).
 
 use std::sync::Arc;
 
+use events::audit::{RecordFilter, RecordRow};
+use events::calls::CallKey;
 use replica::Replica;
+use rpc::{Caller, Context};
 use service_clients::caused_by;
 use service_clients::cfa::TradeBatch;
+use service_kit::audit::Act;
 use types::{Id128, Sequence, derived};
 
 use super::failure::{self, WaitingStep};
@@ -48,6 +54,30 @@ pub struct OpenBatch {
     pub sealed_at_us: i64,
     pub changed_at_us: i64,
 }
+
+/// The caller of an act and its request.
+#[derive(Clone, Copy)]
+pub struct By<'a> {
+    pub caller: &'a Caller,
+    pub context: &'a Context,
+    /// Fingerprint of the request's content.
+    pub digest: i64,
+}
+
+impl<'a> By<'a> {
+    fn act(&self, action: &'a str, object_id: &'a str) -> Act<'a> {
+        rpc::audit::act(self.caller, self.context, action, object_id)
+    }
+
+    fn actor(&self) -> &'a str {
+        &self.caller.subject
+    }
+}
+
+/// Object of a retry of all steps in audit records.
+const ALL_STEPS: &str = "settlement";
+/// RetrySettlement, as the scope of its idempotency keys.
+const RETRY: &str = "RetrySettlement";
 
 /// Why a trade is not bust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,39 +184,82 @@ impl Operators {
     pub async fn close_case(
         &self,
         trade_id: Id128,
-        actor: &str,
+        by: By<'_>,
         note: &str,
-        digest: i64,
     ) -> Result<Option<(Case, bool)>, StoreError> {
         let closed = Closed {
             at_us: now_us(),
-            by: actor.to_owned(),
+            by: by.actor().to_owned(),
             note: note.to_owned(),
-            digest,
+            digest: by.digest,
         };
-        let found = self.state.repo.close_case(trade_id, &closed).await?;
+        let id = trade_id.to_string();
+        let act = Act {
+            before: "OPEN",
+            after: "CLOSED",
+            reason: note,
+            ..by.act("case.closed", &id)
+        };
+        let found = self.state.repo.close_case(trade_id, &closed, act).await?;
         if let Some((_, true)) = &found {
+            let actor = by.actor();
             tracing::info!(%trade_id, actor, note, "case of a bust trade closed");
         }
         Ok(found.map(|(case, is_closed_now)| (case, !is_closed_now)))
     }
 
-    /// Ends the pauses of all waiting steps and compares open differences at once. `None`: no step
-    /// and no open difference has this id. An empty id is not looked up.
+    /// Ends the pauses of all waiting steps and compares open differences at once. Returns the
+    /// steps, with the digest of the earlier call for a repeat, which ends the pauses again and has
+    /// no record. `None`: no step and no open difference has this id. An empty id is not looked up.
     ///
     /// # Errors
-    /// As [`Self::status`].
-    pub async fn retry(&self, id: &str) -> Result<Option<Vec<WaitingStep>>, StoreError> {
+    /// As [`Self::status`]; also, the store cannot be written.
+    pub async fn retry(
+        &self,
+        id: &str,
+        by: By<'_>,
+    ) -> Result<Option<(Vec<WaitingStep>, Option<i64>)>, StoreError> {
         let state = &self.state;
-        if !id.is_empty() && !state.failures.is_waiting(id) {
+        let key = CallKey {
+            call: RETRY,
+            subject: by.actor().to_owned(),
+            key: by.context.idempotency_key.clone(),
+        };
+        let mut earlier = state.repo.earlier_call(&key).await?;
+        if earlier.is_none() && !id.is_empty() && !state.failures.is_waiting(id) {
             let breaks = state.repo.breaks().await?;
             if !breaks.iter().any(|open| open.hold_id == id) {
                 return Ok(None);
             }
         }
         let waiting = state.failures.waiting(WAITING_MAX);
+        if earlier.is_none() {
+            let object_id = match id {
+                "" => ALL_STEPS,
+                id => id,
+            };
+            let act = Act {
+                after: "RETRIED",
+                ..by.act("settlement.retried", object_id)
+            };
+            let recorded = state.repo.record_call(&key, by.digest, now_us(), act);
+            earlier = recorded.await?;
+        }
         state.retry.notify_waiters();
-        Ok(Some(waiting))
+        Ok(Some((waiting, earlier)))
+    }
+
+    /// Audit records with a sequence below `before`, newest first.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub async fn audit_records(
+        &self,
+        filter: RecordFilter<'_>,
+        before: i64,
+        limit: i64,
+    ) -> Result<Vec<RecordRow>, StoreError> {
+        self.state.repo.audit_records(filter, before, limit).await
     }
 
     /// Stores the request to bust a trade, which the worker of its batch executes. Returns the
@@ -197,9 +270,8 @@ impl Operators {
     pub async fn bust(
         &self,
         trade_id: Id128,
-        actor: &str,
+        by: By<'_>,
         reason: &str,
-        digest: i64,
     ) -> Result<Result<(String, Option<i64>), BustRefusal>, StoreError> {
         let state = &self.state;
         if let Some((batch_id, digest)) = state.repo.requested_bust(trade_id).await? {
@@ -232,15 +304,25 @@ impl Operators {
         let request = RequestedBust {
             trade_id,
             batch_id: row.batch_id,
-            actor: actor.to_owned(),
+            actor: by.actor().to_owned(),
             reason: reason.to_owned(),
-            digest,
+            digest: by.digest,
         };
-        state.repo.request_bust(&request, now_us()).await?;
+        let (id, after) = (
+            trade_id.to_string(),
+            format!("BUST, batch {}", request.batch_id),
+        );
+        let act = Act {
+            before: "POSTED",
+            after: &after,
+            reason,
+            ..by.act("trade.bust", &id)
+        };
+        state.repo.request_bust(&request, now_us(), act).await?;
         tracing::warn!(
             %trade_id,
             batch = request.batch_id,
-            actor,
+            actor = request.actor,
             reason,
             "an operator busts a trade before its batch is submitted"
         );

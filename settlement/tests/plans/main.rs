@@ -107,6 +107,20 @@ async fn lists(platform: &Platform) {
         reason: "test".into(),
     };
     operators.bust_trade(bust).await.unwrap_err();
+    let retry = pb::RetrySettlementRequest {
+        context: context("retry"),
+        id: String::new(),
+    };
+    operators.retry_settlement(retry).await.unwrap();
+    let object = "settlement";
+    for (actor, object_id) in [("", ""), ("ivan", ""), ("", object), ("ivan", object)] {
+        let request = pb::ListAuditRecordsRequest {
+            actor: actor.into(),
+            object_id: object_id.into(),
+            ..Default::default()
+        };
+        operators.list_audit_records(request).await.unwrap();
+    }
 }
 
 /// Removes a kopeck from user 0's trading hold in the ledger, then restores it.
@@ -182,5 +196,11 @@ async fn no_statement_scans_a_table() {
         "FROM cases WHERE closed_at_us IS NULL AND (opened_at_us, trade_id) <",
         "FROM cases WHERE closed_at_us IS NOT NULL AND (opened_at_us, trade_id) <",
         "DELETE FROM batches WHERE number IN",
+        "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",
+        "INSERT INTO audit_records",
+        "FROM audit_records WHERE sequence < ? ORDER BY sequence",
+        "FROM audit_records WHERE sequence < ? AND object_id =",
+        "FROM audit_records WHERE sequence < ? AND actor =",
+        "FROM calls WHERE call =",
     ]);
 }

@@ -143,7 +143,7 @@ impl Platform {
         let cfa_channel = rpc::Channel::local(&cfa_slot, "sandbox.service");
         let ledger_handle = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log, cfa_channel),
+            ledger::LedgerDeps::new(log.clone(), cfa_channel),
             stop_ledger.clone(),
         )
         .await
@@ -160,6 +160,7 @@ impl Platform {
             journal,
             ledger: channel.clone(),
             cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
+            log,
         };
         let settlement = settlement::start(config, deps, stop_settlement.clone());
         Self {

@@ -78,5 +78,6 @@ impl MarketService for ServiceDoubles {
         set_member_group: SetMemberGroupRequest => SetMemberGroupResponse,
         confirm_clock: ConfirmClockRequest => ConfirmClockResponse,
         get_market_status: GetMarketStatusRequest => GetMarketStatusResponse,
+        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }

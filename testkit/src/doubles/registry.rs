@@ -277,5 +277,6 @@ impl CfaRegistryService for Registry {
         list_enforcement_acts: ListEnforcementActsRequest => ListEnforcementActsResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
         refund_redemption: RefundRedemptionRequest => RefundRedemptionResponse,
+        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }
