@@ -532,10 +532,11 @@ code_enum! {
 
 code_enum! {
     ActStatus: i32 {
-        /// A freeze: ledger or chain have not confirmed it. A transfer: its operation is open.
+        /// A freeze: ledger, chain or market have not confirmed it. A transfer: its operation is
+        /// open.
         Pending = 1 "PENDING",
         Active = 2 "ACTIVE",
-        /// Forced transfers have taken all units of the freeze.
+        /// Forced transfers, or the redemption of the issue, have taken all units of the freeze.
         Used = 3 "USED",
         Lifting = 4 "LIFTING",
         Lifted = 5 "LIFTED",

@@ -2,10 +2,12 @@
 //! forced transfers, each ordered by a document.
 //!
 //! A freeze of a number of units is a hold in the ledger and a partial freeze in the contract. A
-//! freeze of all units freezes the sub-account and the address, so it also covers later units. The
-//! ledger freezes before the contract and releases after it: what the ledger has available, the
-//! contract lets pass. A trade that the contract refuses for a freeze leaves its batch and is
-//! resolved as a case (`design.md` 4).
+//! freeze of all units freezes the sub-account and the address, so it also covers later units, and
+//! cancels the holder's open orders. The ledger freezes before the contract and releases after it:
+//! what the ledger has available, the contract lets pass. A trade that was matched before and that
+//! the contract refuses leaves its batch and is resolved as a case (`design.md` 4).
+//!
+//! The redemption of an issue ends its freezes (`proceeds`).
 //!
 //! A forced transfer takes available units, despite a freeze of the sub-account, or units of one
 //! freeze. It takes no unit out of a hold of the holder. It is an operation of the flow
@@ -27,9 +29,10 @@ use super::{OperationResult, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    ActBasis, ActKind, ActStatus, EnforcementAct, Flow, Instrument, InstrumentStatus, Operation,
+    ActBasis, ActKind, ActStatus, CFA_RUB, EnforcementAct, Flow, Instrument, InstrumentStatus,
+    Operation,
 };
-use crate::peers::{self, SOURCE};
+use crate::peers::{self, MARKET, SOURCE};
 use crate::repo::{FreezeInsert, Inserted};
 
 /// Names of the calls in logs and stored answers (D50).
@@ -39,6 +42,8 @@ const LIFT: &str = "LiftFreeze";
 const FREEZES_MAX: i64 = 100;
 /// Limit of freezes per sweep.
 const SWEEP_MAX: i64 = 100;
+/// Longest wait of a step for the market. The sweep retries.
+const MARKET_WAIT: Duration = Duration::from_secs(8);
 /// Longest wait of a call for the contract. The sweep continues.
 const RECEIPT_WAIT: Duration = Duration::from_secs(8);
 const HEALTH_PART: &str = "enforcement";
@@ -68,8 +73,9 @@ pub struct NewForcedTransfer {
 }
 
 impl Service {
-    /// Freezes a holder's units. True for a repeat. Until the chain answers the freeze is PENDING;
-    /// the ledger has frozen the units already.
+    /// Freezes a holder's units. True for a repeat. Until the chain answers, and for all units
+    /// until the market has cancelled the holder's orders, the freeze is PENDING; the ledger has
+    /// frozen the units already.
     ///
     /// # Errors
     /// `InstrumentNotActive`, `AlreadyFrozen`, `TooManyFreezes`, an invalid field; the ledger's
@@ -143,7 +149,7 @@ impl Service {
     }
 
     /// Freezes in the ledger, unless it has frozen already.
-    async fn freeze_first(&self, act_id: &str) -> Result<(), Error> {
+    pub(super) async fn freeze_first(&self, act_id: &str) -> Result<(), Error> {
         let _lock = self.object_locks.lock(act_id).await;
         let mut act = self.require_freeze(act_id).await?;
         match act.held || act.status != ActStatus::Pending {
@@ -196,7 +202,8 @@ impl Service {
         // A freeze that waits for the chain might become active after its lifting.
         let is_stuck = !act.held || self.is_exhausted(&act);
         let is_live = match act.status {
-            ActStatus::Pending => is_stuck,
+            // Only the market has not answered yet if the contract has frozen.
+            ActStatus::Pending => is_stuck || act.frozen,
             status => status == ActStatus::Active,
         };
         if !is_live || self.repo.is_freeze_in_use(act_id).await? {
@@ -494,13 +501,20 @@ impl Service {
                 if !act.held {
                     self.hold(&mut act).await?;
                 }
-                if !act.frozen && !self.freeze_on_chain(&mut act, true, wait).await? {
-                    return Ok(());
+                let whole = act.is_whole().then(|| act.clone());
+                // Neither waits for the other: the market may be unavailable, or the chain.
+                let (cancelled, frozen) = tokio::join!(
+                    self.cancel_orders(whole),
+                    self.freeze_on_chain(&mut act, true, wait)
+                );
+                if !frozen? {
+                    return cancelled;
                 }
+                cancelled?;
                 self.end_step(&mut act, ActStatus::Active).await
             }
             ActStatus::Lifting => {
-                if act.frozen && !self.freeze_on_chain(&mut act, false, wait).await? {
+                if !self.freeze_on_chain(&mut act, false, wait).await? {
                     return Ok(());
                 }
                 // A freeze whose call was lost may have reached the ledger.
@@ -583,14 +597,46 @@ impl Service {
         }
     }
 
-    /// Freezes or unfreezes in the contract. False while the transaction is in no block, or if the
-    /// contract has refused it; the sweep retries a limited number of times.
+    /// Cancels the open orders of a holder whose units are all frozen: the contract would refuse
+    /// their trades. Frozen money stops the orders on all instruments. Orders that the market
+    /// accepts afterwards are not cancelled.
+    async fn cancel_orders(&self, whole: Option<EnforcementAct>) -> Result<(), Error> {
+        let Some(act) = whole else { return Ok(()) };
+        let context = caused_by(&act.correlation_id);
+        let key = format!("{}:cancel", act.act_id);
+        let instrument_id = match act.instrument_id.as_str() {
+            CFA_RUB => "",
+            id => id,
+        };
+        let market = &self.peers.market;
+        let called = market.cancel_orders(&context, &key, &act.holder_id, instrument_id);
+        match tokio::time::timeout(MARKET_WAIT, called).await {
+            Err(_) => Err(Error::Unavailable(MARKET)),
+            // The market does not trade the instrument.
+            Ok(Err(error)) if error.is_not_found() => Ok(()),
+            Ok(cancelled) => {
+                let cancelled = cancelled?;
+                tracing::info!(
+                    act_id = act.act_id,
+                    cancelled,
+                    "orders of a frozen holder cancelled"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Freezes or unfreezes in the contract, unless that is done. False while the transaction is in
+    /// no block, or if the contract has refused it; the sweep retries a limited number of times.
     async fn freeze_on_chain(
         &self,
         act: &mut EnforcementAct,
         is_frozen: bool,
         wait: Duration,
     ) -> Result<bool, Error> {
+        if act.frozen == is_frozen {
+            return Ok(true);
+        }
         if self.is_exhausted(act) {
             return Ok(false);
         }
@@ -647,7 +693,7 @@ impl Service {
     }
 
     /// The audit record of an act.
-    fn record(
+    pub(super) fn record(
         &self,
         act: &EnforcementAct,
         action: &str,

@@ -31,14 +31,16 @@ use service_clients::ledger::{Operation as LedgerOperation, Posting};
 use types::{Amount, Decimal, Minor, derived, subaccount};
 
 use super::drive::count_ended;
+use super::proceeds::release_steps;
 use super::workers::log_failure;
 use super::{RequestMeta, Service, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
 use crate::model::{
-    CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
-    REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
+    CFA_RUB, EnforcementAct, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
+    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus,
+    Rejection, Status,
 };
 use crate::peers;
 use crate::plan;
@@ -607,7 +609,7 @@ impl Service {
         waiting: &mut VecDeque<RedemptionLine>,
     ) -> Result<bool, Error> {
         let next = self.next_part(redemption, instrument, refused, waiting);
-        let mut rows = next.await?;
+        let rows = next.await?;
         if rows.is_empty() && !refused.is_empty() {
             self.report_refused(redemption, refused.len());
             return Ok(false);
@@ -617,38 +619,62 @@ impl Service {
             self.health.set_ok(&health_part(&redemption.instrument_id));
             return Ok(true);
         }
-        let part = redemption.parts_done;
-        let mut operations: Vec<_> = rows
-            .iter()
-            .map(|row| ledger_operation(row, instrument))
-            .filter(|made| !matches!(made, Ok(operation) if operation.postings.is_empty()))
-            .collect::<Result<_, _>>()?;
-        if !operations.is_empty() {
-            let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
-            let unposted = self
-                .post_part(&redemption.redemption_id, &operations, &scales)
+        let freezes = self.freezes_of(instrument, &rows).await?;
+        let rows = self.post_rows(redemption, instrument, rows, &freezes, refused);
+        let rows = rows.await?;
+        if !rows.is_empty() {
+            self.send_part(redemption, instrument, rows, &freezes)
                 .await?;
-            if !unposted.is_empty() {
-                let (left, posted): (Vec<_>, Vec<_>) = rows
-                    .into_iter()
-                    .partition(|row| unposted.contains_key(&row.operation_id));
-                for row in &left {
-                    tracing::error!(
-                        redemption_id = redemption.redemption_id,
-                        user_id = row.user_id,
-                        why = unposted[&row.operation_id],
-                        "ledger refuses to redeem a holder's units"
-                    );
-                }
-                self.delete_unposted(&left).await?;
-                refused.extend(left.into_iter().map(|row| row.external_ref));
-                rows = posted;
-                operations.retain(|operation| !unposted.contains_key(&operation.operation_id));
-                if rows.is_empty() {
-                    return Ok(true);
-                }
-            }
         }
+        Ok(true)
+    }
+
+    /// Posts the operations of a part. Returns those that the ledger has posted; deletes the others
+    /// and adds their holders to `refused`.
+    async fn post_rows(
+        &self,
+        redemption: &IssueRedemption,
+        instrument: &Instrument,
+        rows: Vec<Operation>,
+        freezes: &[EnforcementAct],
+        refused: &mut BTreeSet<String>,
+    ) -> Result<Vec<Operation>, Error> {
+        let operations = ledger_operations(&rows, instrument)?;
+        if operations.is_empty() {
+            return Ok(rows);
+        }
+        let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
+        let unposted = self
+            .post_part(&redemption.redemption_id, &operations, freezes, &scales)
+            .await?;
+        if unposted.is_empty() {
+            return Ok(rows);
+        }
+        let (left, posted): (Vec<_>, Vec<_>) = rows
+            .into_iter()
+            .partition(|row| unposted.contains_key(&row.operation_id));
+        for row in &left {
+            tracing::error!(
+                redemption_id = redemption.redemption_id,
+                user_id = row.user_id,
+                why = unposted[&row.operation_id],
+                "ledger refuses to redeem a holder's units"
+            );
+        }
+        self.delete_unposted(&left).await?;
+        refused.extend(left.into_iter().map(|row| row.external_ref));
+        Ok(posted)
+    }
+
+    /// Distributes a posted part on the chain and makes it final in the ledger.
+    async fn send_part(
+        &self,
+        redemption: &mut IssueRedemption,
+        instrument: &Instrument,
+        mut rows: Vec<Operation>,
+        freezes: &[EnforcementAct],
+    ) -> Result<(), Error> {
+        let part = redemption.parts_done;
         redemption.status = RedemptionStatus::Submitted;
         let now_us = self.now_us();
         let mut payouts = Vec::with_capacity(rows.len());
@@ -675,40 +701,43 @@ impl Service {
             account: Address::of_user(REDEMPTION_ACCOUNT),
             payouts,
         };
-        let receipt = self
-            .send_and_wait(
-                &attempt_key(
-                    format!("{}:part:{part}", redemption.redemption_id),
-                    redemption,
-                ),
-                &action,
-            )
+        let name = format!("{}:part:{part}", redemption.redemption_id);
+        let key = attempt_key(name, redemption);
+        let receipt = self.send_and_wait(&key, &action).await?;
+        let reverted = receipt.status == ReceiptStatus::Reverted;
+        self.end_posted(redemption, &ledger_operations(&rows, instrument)?, &receipt)
             .await?;
+        self.end_part(redemption, instrument, rows, freezes, &receipt)
+            .await?;
+        if reverted {
+            self.fail(redemption, "distribution reverted").await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the operations of a part final in the ledger, or reverses them with the chain.
+    async fn end_posted(
+        &self,
+        redemption: &IssueRedemption,
+        operations: &[LedgerOperation],
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
         let ids: Vec<_> = operations
             .iter()
             .map(|operation| operation.operation_id.clone())
             .collect();
-        let reverted = receipt.status == ReceiptStatus::Reverted;
-        if reverted {
+        let correlation_id = &redemption.redemption_id;
+        if receipt.status == ReceiptStatus::Reverted {
             for id in &ids {
                 self.peers
-                    .reverse(&redemption.redemption_id, id, REVERTED_MESSAGE)
+                    .reverse(correlation_id, id, REVERTED_MESSAGE)
                     .await?;
             }
         } else if !ids.is_empty() {
-            self.peers
-                .finalize(
-                    &redemption.redemption_id,
-                    &ids,
-                    &receipt.tx_hash.to_string(),
-                )
-                .await?;
+            let tx_hash = receipt.tx_hash.to_string();
+            self.peers.finalize(correlation_id, &ids, &tx_hash).await?;
         }
-        self.end_part(redemption, rows, &receipt).await?;
-        if reverted {
-            self.fail(redemption, "distribution reverted").await?;
-        }
-        Ok(true)
+        Ok(())
     }
 
     fn report_refused(&self, redemption: &IssueRedemption, holders: usize) {
@@ -725,16 +754,19 @@ impl Service {
     }
 
     /// Posts the operations of a part together, or one by one if the ledger refuses them together.
-    /// Returns the reason of each refused operation by its id. Does not use the ledger's
-    /// independent mode, because it stores a refusal under the operation's key forever.
+    /// Takes the units of `freezes` too. Returns the reason of each refused operation by its id.
+    /// Does not use the ledger's independent mode, because it stores a refusal under the
+    /// operation's key forever.
     async fn post_part(
         &self,
         correlation_id: &str,
         operations: &[LedgerOperation],
+        freezes: &[EnforcementAct],
         scales: &[(String, u8)],
     ) -> Result<BTreeMap<String, String>, Error> {
         let mut refused = BTreeMap::new();
-        match self.peers.post(correlation_id, operations, scales).await {
+        let posted = self.post_redeeming(correlation_id, operations, freezes, scales);
+        match posted.await {
             Ok(()) => {
                 failpoint::reach(failpoint::PART_POSTED);
                 return Ok(refused);
@@ -744,7 +776,8 @@ impl Service {
         }
         for operation in operations {
             let alone = std::slice::from_ref(operation);
-            match self.peers.post(correlation_id, alone, scales).await {
+            let posted = self.post_redeeming(correlation_id, alone, freezes, scales);
+            match posted.await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => return Err(error),
                 Err(error) => {
@@ -753,6 +786,20 @@ impl Service {
             }
         }
         Ok(refused)
+    }
+
+    async fn post_redeeming(
+        &self,
+        correlation_id: &str,
+        operations: &[LedgerOperation],
+        freezes: &[EnforcementAct],
+        scales: &[(String, u8)],
+    ) -> Result<(), Error> {
+        let steps = release_steps(freezes, operations);
+        let posted = self
+            .peers
+            .post_with_steps(correlation_id, operations, steps, scales);
+        posted.await
     }
 
     /// Deletes operations that the ledger refused, for example because an order holds the units.
@@ -771,12 +818,18 @@ impl Service {
     async fn end_part(
         &self,
         redemption: &mut IssueRedemption,
+        instrument: &Instrument,
         mut rows: Vec<Operation>,
+        freezes: &[EnforcementAct],
         receipt: &Receipt,
     ) -> Result<(), Error> {
+        let taken = self.take_freezes(instrument, &rows, freezes).await?;
         let now_us = self.now_us();
-        let mut events = Vec::new();
+        let is_redeemed = receipt.status == ReceiptStatus::Success;
         let mut tx = self.repo.begin().await?;
+        let (mut events, frozen) = self
+            .replace_freezes_in_tx(&mut tx, &taken, instrument, &rows, is_redeemed)
+            .await?;
         for operation in &mut rows {
             operation.tx_hash = Some(receipt.tx_hash.to_string());
             operation.block_number = Some(receipt.block_number);
@@ -802,12 +855,14 @@ impl Service {
             self.repo.save_operation_in_tx(&mut tx, operation).await?;
         }
         redemption.tx_hash = Some(receipt.tx_hash.to_string());
-        if receipt.status == ReceiptStatus::Success {
+        if is_redeemed {
             redemption.parts_done += 1;
         }
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        drop(taken);
+        self.freeze_replaced(&frozen).await;
         failpoint::reach(failpoint::PART_ENDED);
         rows.iter().for_each(count_ended);
         Ok(())
@@ -979,6 +1034,17 @@ fn holder_address(operation: &Operation) -> Result<Address, Error> {
     address
         .parse()
         .map_err(|_| Error::Damaged("holder address".into()))
+}
+
+/// The ledger operations of a part, without those that have no postings.
+fn ledger_operations(
+    rows: &[Operation],
+    instrument: &Instrument,
+) -> Result<Vec<LedgerOperation>, Error> {
+    let made = rows.iter().map(|row| ledger_operation(row, instrument));
+    let mut operations = made.collect::<Result<Vec<_>, _>>()?;
+    operations.retain(|operation| !operation.postings.is_empty());
+    Ok(operations)
 }
 
 /// The ledger operation of a holder's payment and burn. Without postings for a holder without a

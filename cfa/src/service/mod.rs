@@ -6,6 +6,7 @@
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
 //! | `enforcement` | freezes and forced transfers that a document orders |
+//! | `proceeds` | freezes of units that a redemption takes |
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
@@ -37,6 +38,7 @@ mod maturity;
 mod offer_limits;
 mod offers;
 mod placements;
+mod proceeds;
 mod redeem;
 mod registry;
 mod settle;

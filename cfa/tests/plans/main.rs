@@ -189,6 +189,15 @@ async fn redeem(world: &mut World) {
     // The redemption of the issue ends it.
     let offered = world.offer("BOND-2", "bob", "1", "1000.00").await;
     offered.expect("offered");
+    let freeze = pb::FreezeUnitsRequest {
+        context: context(&key()),
+        instrument_id: "BOND-2".into(),
+        holder_id: "bob".into(),
+        amount: amount("BOND-2", "2"),
+        basis: pb::EnforcementBasis::Court.into(),
+        document: "Decision 3".into(),
+    };
+    world.cfa.freeze_units(freeze).await.expect("frozen");
     let request = pb::StartRedemptionRequest {
         context: context(&key()),
         instrument_id: "BOND-2".into(),
@@ -554,10 +563,12 @@ async fn no_statement_scans_a_table() {
         "FROM enforcement_act INDEXED BY act_listed",
         "FROM enforcement_act INDEXED BY act_of_holder",
         "FROM enforcement_act INDEXED BY act_of_freeze",
-        "FROM enforcement_act INDEXED BY act_live",
+        "FROM enforcement_act INDEXED BY act_live WHERE holder_id =",
+        "FROM enforcement_act INDEXED BY act_live WHERE kind = 1",
         "FROM enforcement_act INDEXED BY act_open",
         "FROM enforcement_act INDEXED BY act_freezes",
-        "UPDATE enforcement_act SET left_minor",
+        "UPDATE enforcement_act SET left_minor = left_minor",
+        "UPDATE enforcement_act SET left_minor = $2",
         "FROM holding_history INDEXED BY holding_history_at",
         "FROM operation INDEXED BY operation_maturing",
         "FROM extract INDEXED BY extract_of_actor",
