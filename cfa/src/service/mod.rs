@@ -14,6 +14,8 @@
 //! | `placements`, `delivery` | the close of a placement, and what it issues |
 //! | `settle` | batches of trades |
 //! | `instruments`, `decision`, `maturity` | life cycle of an issue |
+//! | `coupons` | coupons by the calendar of an issue |
+//! | `distribution` | pays the holders for a redemption or a coupon, in parts |
 //! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
 //! | `anchor` | the ends of the ledger's hash chains, on the chain |
 //! | `compare` | the continuous comparison of chain and ledger |
@@ -25,8 +27,10 @@ pub mod anchor;
 mod block;
 pub mod bootstrap;
 pub mod compare;
+mod coupons;
 mod decision;
 mod delivery;
+mod distribution;
 mod drive;
 mod enforcement;
 mod extracts;
@@ -120,7 +124,7 @@ pub struct Service {
     pub config: CfaConfig,
     pub signing: Signing,
     pub health: rpc::Health,
-    /// One lock per operation, batch, instrument, redemption, offer or freeze.
+    /// One lock per operation, batch, instrument, redemption, coupon, offer or freeze.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,
