@@ -183,6 +183,19 @@ impl Service {
         })
     }
 
+    /// Like `hold`. False for the payment of redeemed units on a sub-account that is frozen as a
+    /// whole, as that of a blocked user: its money is held once the sub-account is active.
+    async fn hold_or_wait(&self, act: &mut EnforcementAct) -> Result<bool, Error> {
+        match self.hold(act).await {
+            Err(error) if act.actor == SOURCE && error.has_reason("SUB_ACCOUNT_FROZEN") => {
+                // Behind the others in the next sweep.
+                self.save_act(act).await?;
+                Ok(false)
+            }
+            held => held.map(|()| true),
+        }
+    }
+
     /// Lifts a freeze: what is left of its units, or all. True for a repeat.
     ///
     /// # Errors
@@ -498,8 +511,8 @@ impl Service {
         let mut act = self.require_freeze(act_id).await?;
         match act.status {
             ActStatus::Pending => {
-                if !act.held {
-                    self.hold(&mut act).await?;
+                if !act.held && !self.hold_or_wait(&mut act).await? {
+                    return Ok(());
                 }
                 let whole = act.is_whole().then(|| act.clone());
                 // Neither waits for the other: the market may be unavailable, or the chain.
