@@ -661,6 +661,19 @@ code_enum! {
     }
 }
 
+impl From<RedemptionStatus> for CouponStatus {
+    fn from(status: RedemptionStatus) -> Self {
+        match status {
+            RedemptionStatus::Snapshot => Self::Snapshot,
+            RedemptionStatus::Underfunded => Self::Underfunded,
+            RedemptionStatus::Funded => Self::Funded,
+            RedemptionStatus::Submitted => Self::Submitted,
+            RedemptionStatus::Finalized => Self::Paid,
+            RedemptionStatus::Failed => Self::Failed,
+        }
+    }
+}
+
 /// A coupon of an activated issue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CouponPayment {

@@ -17,8 +17,8 @@ CREATE TABLE coupon (
     finalized_at_us INTEGER,
     PRIMARY KEY (instrument_id, number)
 ) WITHOUT ROWID;
-CREATE INDEX coupon_due ON coupon (pays_at_us) WHERE status = 7;
-CREATE INDEX coupon_open ON coupon (recorded_at_us) WHERE status IN (1, 2, 3, 4, 6);
+CREATE INDEX coupon_due ON coupon (pays_at_us, instrument_id, number) WHERE status = 7;
+CREATE INDEX coupon_open ON coupon (recorded_at_us, instrument_id, number) WHERE status IN (1, 2, 3, 4, 6);
 CREATE INDEX coupon_listed ON coupon (pays_at_us, instrument_id, number);
 -- The holders at the record date and their payments, in kopecks.
 CREATE TABLE coupon_line (

@@ -108,29 +108,45 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Scheduled coupons with a payment time up to `through_us`, oldest first.
+    /// Scheduled coupons with a payment time up to `through_us`, oldest first, strictly after the
+    /// key `after` (payment time, issue, number).
     pub async fn due_coupons(
         &self,
         through_us: i64,
+        after: (i64, &str, i64),
         limit: i64,
     ) -> Result<Vec<CouponPayment>, Error> {
         let rows = sqlx::query(
             "SELECT * FROM coupon INDEXED BY coupon_due WHERE status = 7 AND pays_at_us <= $1 \
-             ORDER BY pays_at_us LIMIT $2",
+             AND (pays_at_us, instrument_id, number) > ($2, $3, $4) \
+             ORDER BY pays_at_us, instrument_id, number LIMIT $5",
         )
         .bind(through_us)
+        .bind(after.0)
+        .bind(after.1)
+        .bind(after.2)
         .bind(limit)
         .fetch_all(self.db.read())
         .await?;
         rows.iter().map(decode).collect()
     }
 
-    /// Coupons whose payment has begun and has not ended, failed ones included, oldest first.
-    pub async fn open_coupons(&self) -> Result<Vec<CouponPayment>, Error> {
+    /// Coupons whose payment has begun and has not ended, failed ones included, oldest first,
+    /// strictly after the key `after` (time of the snapshot, issue, number).
+    pub async fn open_coupons(
+        &self,
+        after: (i64, &str, i64),
+        limit: i64,
+    ) -> Result<Vec<CouponPayment>, Error> {
         let rows = sqlx::query(
             "SELECT * FROM coupon INDEXED BY coupon_open WHERE status IN (1, 2, 3, 4, 6) \
-             ORDER BY recorded_at_us",
+             AND (recorded_at_us, instrument_id, number) > ($1, $2, $3) \
+             ORDER BY recorded_at_us, instrument_id, number LIMIT $4",
         )
+        .bind(after.0)
+        .bind(after.1)
+        .bind(after.2)
+        .bind(limit)
         .fetch_all(self.db.read())
         .await?;
         rows.iter().map(decode).collect()

@@ -29,8 +29,8 @@ use crate::plan;
 
 /// Name of the call under which answers are stored (D50).
 const RESTART: &str = "RestartCoupon";
-/// Limit of snapshots per sweep.
-const SWEEP_MAX: i64 = 100;
+/// Coupons per read of a sweep.
+const SWEEP_PAGE: i64 = 100;
 /// Time after the end of the day until the snapshot: clocks of the chain's nodes may differ by it.
 const RECORD_GRACE_US: i64 = 60_000_000;
 /// Kinds of findings in the health read.
@@ -45,19 +45,64 @@ impl Service {
     pub(super) async fn sweep_coupons(&self) -> Result<(), Error> {
         let days_over = self.clock.now_us() - RECORD_GRACE_US;
         let through_us = plan::day_us(days_over).0 - 1;
-        for coupon in self.repo.due_coupons(through_us, SWEEP_MAX).await? {
-            let recorded = self.record_coupon(&coupon).await;
-            log_failure("coupon", &coupon.instrument_id, recorded);
-        }
-        for coupon in self.repo.open_coupons().await? {
-            if coupon.status != CouponStatus::Failed {
-                let driven = self
-                    .drive_coupon(&coupon.instrument_id, coupon.number)
-                    .await;
-                log_failure("coupon", &coupon.instrument_id, driven);
+        let mut after = (i64::MIN, String::new(), 0);
+        loop {
+            let from = (after.0, after.1.as_str(), after.2);
+            let page = self.repo.due_coupons(through_us, from, SWEEP_PAGE).await?;
+            let Some(last) = page.last() else { break };
+            let (id, number) = (last.instrument_id.clone(), i64::from(last.number));
+            after = (last.pays_at_us, id, number);
+            for coupon in &page {
+                let recorded = self.record_coupon(coupon).await;
+                log_failure("coupon", &coupon.instrument_id, recorded);
             }
         }
-        self.report_waiting().await
+        self.drive_coupons().await
+    }
+
+    /// Drives the coupons that are not paid, and reports distributions without the issuer's money,
+    /// and failed coupons, to health (R101).
+    async fn drive_coupons(&self) -> Result<(), Error> {
+        let (mut underfunded, mut failed) = (Named::default(), Named::default());
+        for instrument_id in self.repo.underfunded_redemptions().await? {
+            underfunded.add(instrument_id);
+        }
+        let mut after = (i64::MIN, String::new(), 0);
+        loop {
+            let from = (after.0, after.1.as_str(), after.2);
+            let page = self.repo.open_coupons(from, SWEEP_PAGE).await?;
+            let Some(last) = page.last() else { break };
+            let recorded_at_us = last.recorded_at_us.unwrap_or_default();
+            let (id, number) = (last.instrument_id.clone(), i64::from(last.number));
+            after = (recorded_at_us, id, number);
+            for coupon in &page {
+                let name = format!("coupon {} of {}", coupon.number, coupon.instrument_id);
+                match self.driven_status(coupon).await {
+                    CouponStatus::Underfunded => underfunded.add(name),
+                    CouponStatus::Failed => failed.add(name),
+                    _ => {}
+                }
+            }
+        }
+        for (kind, found) in [(UNDERFUNDED, underfunded), (FAILED, failed)] {
+            self.health.set_finding(kind, found.reason().as_deref());
+        }
+        Ok(())
+    }
+
+    /// Drives a coupon, unless it has failed. Returns its last known status.
+    async fn driven_status(&self, coupon: &CouponPayment) -> CouponStatus {
+        let instrument_id = coupon.instrument_id.as_str();
+        if coupon.status == CouponStatus::Failed {
+            return coupon.status;
+        }
+        match self.drive_coupon(instrument_id, coupon.number).await {
+            Ok(status) => status,
+            Err(error) => {
+                log_failure("coupon", instrument_id, Err(error));
+                coupon.status
+            }
+        }
     }
 
     /// Takes the snapshot of a scheduled coupon. A repeat changes nothing.
@@ -115,13 +160,14 @@ impl Service {
     }
 
     /// Executes steps of a coupon's payment until it waits or ends.
-    async fn drive_coupon(&self, instrument_id: &str, number: u32) -> Result<(), Error> {
+    async fn drive_coupon(&self, instrument_id: &str, number: u32) -> Result<CouponStatus, Error> {
         let id = derived::coupon(instrument_id, number).to_string();
         let _lock = self.object_locks.lock(id).await;
         let run = self.repo.coupon_run(instrument_id, number).await?;
         let mut run = run.ok_or(Refusal::CouponNotFound)?;
         let instrument = self.require_instrument(instrument_id).await?;
-        self.run(&mut run, &instrument).await
+        self.run(&mut run, &instrument).await?;
+        Ok(run.status.into())
     }
 
     /// Ends a coupon as PAID.
@@ -161,7 +207,7 @@ impl Service {
         drop(lock);
         if !is_repeat {
             let driven = self.drive_coupon(instrument_id, number).await;
-            log_failure("coupon", instrument_id, driven);
+            log_failure("coupon", instrument_id, driven.map(|_| ()));
         }
         let coupon = self.repo.coupon(instrument_id, number).await?;
         Ok((coupon.ok_or(Refusal::CouponNotFound)?, is_repeat))
@@ -182,25 +228,6 @@ impl Service {
             .await?;
         Ok(tx.commit().await?)
     }
-
-    /// Reports distributions without the issuer's money, and failed coupons, to health (R101).
-    async fn report_waiting(&self) -> Result<(), Error> {
-        let mut waiting = self.repo.underfunded_redemptions().await?;
-        let mut failed = Vec::new();
-        for coupon in self.repo.open_coupons().await? {
-            let name = format!("coupon {} of {}", coupon.number, coupon.instrument_id);
-            match coupon.status {
-                CouponStatus::Underfunded => waiting.push(name),
-                CouponStatus::Failed => failed.push(name),
-                _ => {}
-            }
-        }
-        for (kind, names) in [(UNDERFUNDED, waiting), (FAILED, failed)] {
-            let reason = named(&names);
-            self.health.set_finding(kind, reason.as_deref());
-        }
-        Ok(())
-    }
 }
 
 /// Whether the redemption of the issue pays the coupon: it is of the day of maturity. An issue
@@ -212,13 +239,28 @@ fn is_of_redemption(coupon: &CouponPayment, instrument: &Instrument) -> bool {
     matures_at_us.is_some_and(|at_us| plan::is_same_day(coupon.pays_at_us, at_us))
 }
 
-/// The first names of a list, and the number of the others. `None` for an empty list.
-fn named(names: &[String]) -> Option<String> {
-    let first = names.iter().take(NAMED_MAX).cloned();
-    let first = first.collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(NAMED_MAX) {
-        0 => (!names.is_empty()).then_some(first),
-        others => Some(format!("{first} and {others} more")),
+/// Distributions with one finding: the first names, and the number of all.
+#[derive(Default)]
+struct Named {
+    first: Vec<String>,
+    count: usize,
+}
+
+impl Named {
+    fn add(&mut self, name: String) {
+        self.count += 1;
+        if self.first.len() < NAMED_MAX {
+            self.first.push(name);
+        }
+    }
+
+    /// `None` without a distribution.
+    fn reason(&self) -> Option<String> {
+        let first = self.first.join(", ");
+        match self.count - self.first.len() {
+            0 => (self.count > 0).then_some(first),
+            others => Some(format!("{first} and {others} more")),
+        }
     }
 }
 
@@ -247,10 +289,12 @@ mod tests {
 
     #[test]
     fn a_reason_names_a_bounded_number_of_distributions() {
-        assert_eq!(named(&[]), None);
-        let names: Vec<String> = (0..12).map(|number| number.to_string()).collect();
-        assert_eq!(named(&names[..2]).as_deref(), Some("0, 1"));
-        let long = named(&names).expect("a reason");
+        let mut named = Named::default();
+        assert_eq!(named.reason(), None);
+        (0..2).for_each(|number| named.add(number.to_string()));
+        assert_eq!(named.reason().as_deref(), Some("0, 1"));
+        (2..12).for_each(|number| named.add(number.to_string()));
+        let long = named.reason().expect("a reason");
         assert!(long.ends_with("9 and 2 more"), "{long}");
     }
 }

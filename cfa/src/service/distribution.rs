@@ -104,6 +104,11 @@ impl Service {
                 .post(&redemption.redemption_id, &[operation], &[])
                 .await
             {
+                // The comparison of chain and ledger expects no change of one that waits for money.
+                Ok(()) if redemption.status == RedemptionStatus::Underfunded => {
+                    redemption.status = RedemptionStatus::Snapshot;
+                    self.save_redemption(redemption, &[]).await?;
+                }
                 Ok(()) => {}
                 Err(error) if error.is_shortage() => {
                     self.report_shortage(redemption, instrument).await?;
@@ -188,6 +193,12 @@ impl Service {
         redemption: &mut IssueRedemption,
         why: &str,
     ) -> Result<(), Error> {
+        let record = self.failed(redemption, why);
+        self.save_redemption(redemption, &[record]).await
+    }
+
+    /// Sets the status FAILED. Returns the audit record; the caller stores both.
+    fn failed(&self, redemption: &mut IssueRedemption, why: &str) -> events::Event {
         tracing::error!(
             redemption_id = redemption.redemption_id,
             why,
@@ -196,18 +207,16 @@ impl Service {
         );
         let before = redemption.status.as_str();
         redemption.status = RedemptionStatus::Failed;
-        let id = redemption.redemption_id.clone();
-        let record = publish::audit(
+        publish::audit(
             &format!("{}.failed", redemption.subject()),
             &redemption.instrument_id,
             "",
             before,
             redemption.status.as_str(),
             why,
-            &id,
+            &redemption.redemption_id,
             self.now_us(),
-        );
-        self.save_redemption(redemption, &[record]).await
+        )
     }
 
     /// The operations of the next part. These are open ones left by a crash or an unavailable peer,
@@ -355,7 +364,9 @@ impl Service {
             let inserted = self.repo.insert_operation_in_tx(&mut tx, &operation);
             match inserted.await? {
                 Inserted::Done => rows.push(operation),
-                Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
+                Inserted::Exists(stored)
+                    if stored.operation_id == operation.operation_id
+                        && stored.status != Status::Rejected => {}
                 // Skipping the holder would end the redemption without the holder's payment.
                 Inserted::Exists(stored) => {
                     return Err(Error::Damaged(format!(
@@ -481,15 +492,10 @@ impl Service {
         let name = format!("{}:part:{part}", redemption.redemption_id);
         let key = attempt_key(name, redemption);
         let receipt = self.send_and_wait(&key, &action).await?;
-        let reverted = receipt.status == ReceiptStatus::Reverted;
         self.end_posted(redemption, &ledger_operations(&rows, instrument)?, &receipt)
             .await?;
         self.end_part(redemption, instrument, rows, freezes, &receipt)
-            .await?;
-        if reverted {
-            self.fail(redemption, "distribution reverted").await?;
-        }
-        Ok(())
+            .await
     }
 
     /// Makes the operations of a part final in the ledger, or reverses them with the chain.
@@ -591,7 +597,8 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Stores the result of a part: its operations, events and metrics.
+    /// Stores the result of a part: its operations, events and metrics. A reverted part ends the
+    /// distribution as FAILED.
     async fn end_part(
         &self,
         redemption: &mut IssueRedemption,
@@ -634,8 +641,10 @@ impl Service {
             self.repo.save_operation_in_tx(&mut tx, operation).await?;
         }
         redemption.tx_hash = Some(receipt.tx_hash.to_string());
-        if is_redeemed {
-            redemption.parts_done += 1;
+        // With the end of its operations: a distribution that goes on takes them for served.
+        match is_redeemed {
+            true => redemption.parts_done += 1,
+            false => events.push(self.failed(redemption, "distribution reverted")),
         }
         self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;

@@ -477,10 +477,13 @@ impl Service {
 
     /// Continues the freezes that are not complete, and reports those that the chain refuses.
     pub(super) async fn sweep_freezes(&self, before_us: i64) -> Result<(), Error> {
-        let mut failing = None;
+        let (mut failing, mut is_market_unavailable) = (None, false);
         for act in self.repo.open_freezes(before_us, SWEEP_MAX).await? {
             // The next sweep reads the receipts of the transactions that this one sends.
-            let stepped = self.step_freeze(&act.act_id, Duration::ZERO).await;
+            let stepped = self.step_freeze(&act.act_id, Duration::ZERO, !is_market_unavailable);
+            let stepped = stepped.await;
+            // One timeout of the market per sweep is enough.
+            is_market_unavailable |= matches!(stepped, Err(Error::Unavailable(of)) if of == MARKET);
             if act.attempts > 0 || stepped.is_err() {
                 failing = Some(format!("freeze {} is not complete", act.act_id));
             }
@@ -493,7 +496,7 @@ impl Service {
     /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act, or the
     /// refusal of the ledger that has deleted it.
     async fn step_best_effort(&self, act_id: &str) -> Result<EnforcementAct, Error> {
-        let stepped = self.step_freeze(act_id, RECEIPT_WAIT).await;
+        let stepped = self.step_freeze(act_id, RECEIPT_WAIT, true).await;
         match (self.repo.act(act_id).await?, stepped) {
             (Some(act), stepped) => {
                 log_failure("freeze", act_id, stepped);
@@ -505,8 +508,13 @@ impl Service {
     }
 
     /// Executes the steps of a freeze or of its lifting, until it has waited `wait` for the chain
-    /// or ends.
-    async fn step_freeze(&self, act_id: &str, wait: Duration) -> Result<(), Error> {
+    /// or ends. Without `asks_market` a freeze whose orders are to be cancelled does not end.
+    async fn step_freeze(
+        &self,
+        act_id: &str,
+        wait: Duration,
+        asks_market: bool,
+    ) -> Result<(), Error> {
         let _lock = self.object_locks.lock(act_id).await;
         let mut act = self.require_freeze(act_id).await?;
         match act.status {
@@ -517,7 +525,7 @@ impl Service {
                 let whole = act.is_whole().then(|| act.clone());
                 // Neither waits for the other: the market may be unavailable, or the chain.
                 let (cancelled, frozen) = tokio::join!(
-                    self.cancel_orders(whole),
+                    self.cancel_orders(whole, asks_market),
                     self.freeze_on_chain(&mut act, true, wait)
                 );
                 if !frozen? {
@@ -613,8 +621,15 @@ impl Service {
     /// Cancels the open orders of a holder whose units are all frozen: the contract would refuse
     /// their trades. Frozen money stops the orders on all instruments. Orders that the market
     /// accepts afterwards are not cancelled.
-    async fn cancel_orders(&self, whole: Option<EnforcementAct>) -> Result<(), Error> {
+    async fn cancel_orders(
+        &self,
+        whole: Option<EnforcementAct>,
+        asks_market: bool,
+    ) -> Result<(), Error> {
         let Some(act) = whole else { return Ok(()) };
+        if !asks_market {
+            return Err(Error::Unavailable(MARKET));
+        }
         let context = caused_by(&act.correlation_id);
         let key = format!("{}:cancel", act.act_id);
         let instrument_id = match act.instrument_id.as_str() {
