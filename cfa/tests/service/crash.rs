@@ -18,6 +18,7 @@ use testkit::{PATIENCE, Reservation, ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::issues::revert_under;
 use crate::redeem::{hold, redeem};
 use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
 use crate::world::*;
@@ -30,6 +31,8 @@ const UNITS_FOLDER: &str = "CFA_CRASH_UNITS_FOLDER";
 const ISSUE_FOLDER: &str = "CFA_CRASH_ISSUE_FOLDER";
 /// Folder of the child that pays a coupon.
 const COUPON_FOLDER: &str = "CFA_CRASH_COUPON_FOLDER";
+/// File in that folder: the chain reverts the first part.
+const REVERTS: &str = "reverts";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -588,6 +591,10 @@ async fn child_pays_a_coupon_and_is_killed() {
     world.issue("BOND-1", "alice", "2").await;
     world.issue("BOND-1", "bob", "1").await;
     world.deposit("issuer", "200.00").await;
+    if Path::new(&folder).join(REVERTS).exists() {
+        let id = types::derived::coupon("BOND-1", 1);
+        revert_under(&mut world, &format!("{id}:part:0")).await;
+    }
     world.clock.advance_us(2 * 24 * 3_600 * 1_000_000);
     let driven = async {
         loop {
@@ -646,4 +653,36 @@ async fn r100_killed_between_two_steps_of_a_coupon_every_holder_is_paid_once() {
         assert_eq!(world.supply("BOND-1").await, "3", "{place}");
         world.stop().await;
     }
+}
+
+// rows: R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_killed_after_a_reverted_part_a_coupon_has_failed_and_is_paid_once_restarted() {
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::write(folder.path().join(REVERTS), "").expect("written");
+    let child = ("crash::child_pays_a_coupon_and_is_killed", COUPON_FOLDER);
+    killed(child, folder.path(), failpoint::PART_ENDED).await;
+    let mut world = World::start(folder.path()).await;
+    world.resume_operations().await;
+    let request = pb::ListCouponsRequest {
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    let listed = world.cfa.list_coupons(request).await.expect("listed");
+    let failed = listed.into_inner().coupons.remove(0);
+    assert_eq!(failed.status(), pb::CouponStatus::Failed);
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 0);
+    let request = pb::RestartCouponRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        number: 1,
+    };
+    let mut issuer = world.as_caller("sandbox.issuer.issuer");
+    let restarted = issuer.restart_coupon(request).await.expect("restarted");
+    let paid = restarted.into_inner().coupon.expect("coupon");
+    assert_eq!(paid.status(), pb::CouponStatus::Paid);
+    for (user, minor) in [("alice", 71_01), ("bob", 35_51), ("issuer", 93_48)] {
+        assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{user}");
+    }
+    world.stop().await;
 }
