@@ -13,6 +13,8 @@ pub enum Refusal {
     InstrumentNotFound,
     #[error("Redemption not found")]
     RedemptionNotFound,
+    #[error("Coupon not found")]
+    CouponNotFound,
     #[error("Trade batch not found")]
     BatchNotFound,
     #[error("Suspended deposit not found")]

@@ -33,7 +33,7 @@ pub const REVERSED: &str = "cfa.reversed";
 /// The payment or the units of an offer are held; the offer is not active.
 pub const OFFER_HELD: &str = "cfa.offer_held";
 
-/// A transaction of an issue's redemption is submitted, its funding first; nothing of it is
+/// A transaction of a redemption or coupon is submitted, its funding first; nothing of it is
 /// recorded.
 pub const REDEMPTION_SUBMITTED: &str = "cfa.redemption_submitted";
 /// A transaction of the redemption of an issue is in a block, first the funding, then the parts; it
@@ -43,6 +43,9 @@ pub const REDEMPTION_STEP: &str = "cfa.redemption_step";
 pub const PART_POSTED: &str = "cfa.part_posted";
 /// The end of a part is recorded, that of the redemption is not.
 pub const PART_ENDED: &str = "cfa.part_ended";
+
+/// The snapshot of a coupon is recorded; nothing is paid.
+pub const COUPON_RECORDED: &str = "cfa.coupon_recorded";
 
 /// A batch and its operations are stored; nothing is submitted.
 pub const BATCH_STORED: &str = "cfa.batch_stored";

@@ -29,6 +29,7 @@ code_enum! {
         Maturity = 7 "StartRedemption",
         Placement = 8 "ClosePlacement",
         ForceTransfer = 9 "ForceTransfer",
+        Coupon = 10 "Coupon",
     }
 }
 
@@ -39,6 +40,7 @@ impl Flow {
             Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => OperationType::Redemption,
             Self::Transfer | Self::Trade => OperationType::P2pTransfer,
             Self::ForceTransfer => OperationType::Enforcement,
+            Self::Coupon => OperationType::Coupon,
         }
     }
 }
@@ -237,7 +239,8 @@ impl Operation {
             | Flow::Trade
             | Flow::Maturity
             | Flow::Placement
-            | Flow::ForceTransfer => {
+            | Flow::ForceTransfer
+            | Flow::Coupon => {
                 return None;
             }
         })
@@ -532,10 +535,11 @@ code_enum! {
 
 code_enum! {
     ActStatus: i32 {
-        /// A freeze: ledger or chain have not confirmed it. A transfer: its operation is open.
+        /// A freeze: ledger, chain or market have not confirmed it. A transfer: its operation is
+        /// open.
         Pending = 1 "PENDING",
         Active = 2 "ACTIVE",
-        /// Forced transfers have taken all units of the freeze.
+        /// Forced transfers, or the redemption of the issue, have taken all units of the freeze.
         Used = 3 "USED",
         Lifting = 4 "LIFTING",
         Lifted = 5 "LIFTED",
@@ -635,10 +639,62 @@ code_enum! {
     RedemptionReason: i32 {
         Maturity = 1 "MATURITY",
         Buyback = 2 "BUYBACK",
+        /// Not part of the contract: no redemption of the issue.
+        Coupon = 3 "COUPON",
     }
 }
 
-/// A holder's payment when a whole issue is redeemed.
+code_enum! {
+    /// State of a coupon. The first six are those of its distribution, `RedemptionStatus`.
+    CouponStatus: i32 {
+        Snapshot = 1 "SNAPSHOT",
+        Underfunded = 2 "UNDERFUNDED",
+        Funded = 3 "FUNDED",
+        Submitted = 4 "SUBMITTED",
+        Paid = 5 "PAID",
+        Failed = 6 "FAILED",
+        /// Its record day has not ended.
+        Scheduled = 7 "SCHEDULED",
+        /// Paid with the redemption of the issue on its day.
+        Redeemed = 8 "REDEEMED",
+        /// The issue was redeemed before its day.
+        Cancelled = 9 "CANCELLED",
+    }
+}
+
+impl From<RedemptionStatus> for CouponStatus {
+    fn from(status: RedemptionStatus) -> Self {
+        match status {
+            RedemptionStatus::Snapshot => Self::Snapshot,
+            RedemptionStatus::Underfunded => Self::Underfunded,
+            RedemptionStatus::Funded => Self::Funded,
+            RedemptionStatus::Submitted => Self::Submitted,
+            RedemptionStatus::Finalized => Self::Paid,
+            RedemptionStatus::Failed => Self::Failed,
+        }
+    }
+}
+
+/// A coupon of an activated issue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CouponPayment {
+    pub instrument_id: String,
+    /// From 1, in the order of the payment days.
+    pub number: u32,
+    pub pays_at_us: i64,
+    /// Roubles per unit.
+    pub amount: Decimal,
+    pub status: CouponStatus,
+    /// Kopecks for all holders of the record date.
+    pub total_minor: i64,
+    /// Last transaction of the distribution.
+    pub tx_hash: Option<String>,
+    /// Time of the snapshot.
+    pub recorded_at_us: Option<i64>,
+    pub finalized_at_us: Option<i64>,
+}
+
+/// A holder's payment when a whole issue is redeemed or a coupon is paid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedemptionLine {
     pub user_id: String,
@@ -648,7 +704,7 @@ pub struct RedemptionLine {
     pub payment_minor: i64,
 }
 
-/// Redemption of a whole issue (specification 1.5).
+/// Redemption of a whole issue (specification 1.5), or the payment of one of its coupons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssueRedemption {
     pub redemption_id: String,
@@ -663,10 +719,50 @@ pub struct IssueRedemption {
     /// Number of restarts after a failure. The keys of a restarted attempt contain it, so they
     /// differ from the keys that failed.
     pub attempt: u32,
+    /// Number of the coupon that is paid; 0: the issue is redeemed.
+    pub coupon_number: u32,
     pub tx_hash: Option<String>,
     pub idempotency_key: String,
     pub created_at_us: i64,
     pub finalized_at_us: Option<i64>,
+}
+
+impl IssueRedemption {
+    pub fn is_coupon(&self) -> bool {
+        self.coupon_number > 0
+    }
+
+    /// Status after the restart of a failed one: a part was submitted, so it is funded.
+    pub fn restarted(&self) -> RedemptionStatus {
+        match self.tx_hash {
+            Some(_) => RedemptionStatus::Funded,
+            None => RedemptionStatus::Snapshot,
+        }
+    }
+
+    /// Flow of the holders' operations.
+    pub fn flow(&self) -> Flow {
+        match self.is_coupon() {
+            true => Flow::Coupon,
+            false => Flow::Maturity,
+        }
+    }
+
+    /// Name in audit records.
+    pub fn subject(&self) -> &'static str {
+        match self.is_coupon() {
+            true => "coupon",
+            false => "redemption",
+        }
+    }
+
+    /// The coupon for audit records; empty for a redemption.
+    pub fn coupon_text(&self) -> String {
+        match self.coupon_number {
+            0 => String::new(),
+            number => format!("coupon {number}"),
+        }
+    }
 }
 
 /// A holder in the registry (D05).

@@ -2,19 +2,28 @@
 
 use types::{Decimal, DecimalError, Rounding};
 
-use crate::model::{CFA_RUB_DECIMALS, Coupon, Holder, RedemptionLine};
+use crate::model::{
+    CFA_RUB_DECIMALS, Coupon, FEES, Holder, PLACEMENT_ACCOUNT, REDEMPTION_ACCOUNT, RedemptionLine,
+};
 
-/// Roubles per unit at the record date: nominal plus every coupon due by then (specification 1.5).
-/// Coupons have no payment process of their own, so all due coupons are paid here.
+/// Roubles per unit at the record date: nominal plus the coupons of its day that are due by then
+/// (specification 1.5). Coupons of earlier days are paid to the holders of those days.
 pub fn worth_per_unit(
     nominal: Decimal,
     coupons: &[Coupon],
     record_date_us: i64,
 ) -> Result<Decimal, DecimalError> {
+    let (first_us, _) = day_us(record_date_us);
     let mut due = coupons
         .iter()
-        .filter(|coupon| coupon.pays_at_us <= record_date_us);
+        .filter(|coupon| (first_us..=record_date_us).contains(&coupon.pays_at_us));
     due.try_fold(nominal, |sum, coupon| sum.checked_add(coupon.amount))
+}
+
+/// Roubles per unit over the life of the issue: nominal plus all coupons.
+pub fn total_per_unit(nominal: Decimal, coupons: &[Coupon]) -> Result<Decimal, DecimalError> {
+    let mut all = coupons.iter();
+    all.try_fold(nominal, |sum, coupon| sum.checked_add(coupon.amount))
 }
 
 /// Kopecks for a number of units, rounded half up per holder.
@@ -72,6 +81,27 @@ pub fn redemption(
     Ok((lines, total_minor))
 }
 
+/// The payment of a coupon to each holder of the snapshot, and the sum that the issuer must fund
+/// (R100). Leaves out holders whose payment rounds to zero, and the platform's accounts: units of
+/// a placement that are not delivered yet have no holder.
+pub fn coupon(
+    holders: &[Holder],
+    decimals: u8,
+    amount: Decimal,
+) -> Result<(Vec<RedemptionLine>, i64), DecimalError> {
+    let (mut lines, _) = redemption(holders, decimals, amount)?;
+    lines.retain(|line| line.payment_minor > 0 && !is_house(&line.user_id));
+    let total_minor = lines.iter().try_fold(0i64, |sum, line| {
+        sum.checked_add(line.payment_minor)
+            .ok_or(DecimalError::Overflow)
+    })?;
+    Ok((lines, total_minor))
+}
+
+fn is_house(user_id: &str) -> bool {
+    [FEES, PLACEMENT_ACCOUNT, REDEMPTION_ACCOUNT].contains(&user_id)
+}
+
 /// Share of the supply in percent, with six decimal places.
 pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
     if supply_minor <= 0 {
@@ -87,7 +117,14 @@ pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
         .unwrap_or(Decimal::ZERO)
 }
 
-const DAY: i64 = 24 * 3_600 * 1_000_000;
+/// A day in microseconds.
+pub const DAY: i64 = 24 * 3_600 * 1_000_000;
+
+/// First and last microsecond of the Moscow day that contains `time_us`.
+pub fn day_us(time_us: i64) -> (i64, i64) {
+    let last_us = end_of_day_us(time_us);
+    (last_us - DAY + 1, last_us)
+}
 
 /// Last microsecond of the Moscow day (UTC+3, no summer time) that contains `time_us`.
 pub fn end_of_day_us(time_us: i64) -> i64 {
@@ -97,8 +134,8 @@ pub fn end_of_day_us(time_us: i64) -> i64 {
 
 /// Whether `time_us`, which may be any number, is in the Moscow day of `day_us`.
 pub fn is_same_day(time_us: i64, day_us: i64) -> bool {
-    let last_us = end_of_day_us(day_us);
-    (last_us - DAY + 1..=last_us).contains(&time_us)
+    let (first_us, last_us) = self::day_us(day_us);
+    (first_us..=last_us).contains(&time_us)
 }
 
 #[cfg(test)]
@@ -149,6 +186,45 @@ mod tests {
             fine[0].payment_minor, 536,
             "0.005 units at 1071.005 are 5.355025 roubles"
         );
+    }
+
+    // rows: R100
+    #[test]
+    fn r100_a_redemption_pays_the_coupon_of_its_day_and_no_other() {
+        const AT: i64 = 1_795_294_799_000_000;
+        let coupon = |pays_at_us, amount| Coupon {
+            pays_at_us,
+            amount: d(amount),
+        };
+        let coupons = [
+            coupon(AT - DAY, "1"),
+            coupon(AT, "10"),
+            coupon(AT + 1_000_000, "100"),
+        ];
+        let worth = worth_per_unit(d("1000"), &coupons, end_of_day_us(AT)).expect("worth");
+        assert_eq!(worth, d("1010"));
+        let whole = total_per_unit(d("1000"), &coupons).expect("total");
+        assert_eq!(whole, d("1111"));
+    }
+
+    // rows: R100
+    #[test]
+    fn r100_a_coupon_is_rounded_per_holder_and_pays_no_house_account() {
+        let holders = [
+            holder("a", 1),
+            holder("b", 3),
+            holder("c", 0),
+            holder(PLACEMENT_ACCOUNT, 10),
+        ];
+        let (lines, total) = coupon(&holders, 0, d("35.505")).expect("plan");
+        let paid: Vec<_> = lines
+            .iter()
+            .map(|line| (line.user_id.as_str(), line.units_minor, line.payment_minor))
+            .collect();
+        assert_eq!(paid, [("a", 1, 3_551), ("b", 3, 10_652)]);
+        assert_eq!(total, 14_203);
+        let (none, total) = coupon(&holders, 0, d("0.001")).expect("plan");
+        assert_eq!((none.len(), total), (0, 0));
     }
 
     #[test]

@@ -147,7 +147,8 @@ pub(crate) fn is_limited(flow: Flow, plain_transfer: bool) -> bool {
         | Flow::Trade
         | Flow::Maturity
         | Flow::Placement
-        | Flow::ForceTransfer => false,
+        | Flow::ForceTransfer
+        | Flow::Coupon => false,
     }
 }
 
@@ -331,7 +332,7 @@ mod tests {
         for flow in Flow::ALL
             .iter()
             .copied()
-            .filter(|flow| *flow != Flow::Maturity)
+            .filter(|flow| !matches!(flow, Flow::Maturity | Flow::Coupon))
         {
             for plain in [false, true] {
                 for burn in [Chain::Succeeded, Chain::Reverted, Chain::Refused] {

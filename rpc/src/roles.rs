@@ -130,6 +130,8 @@ const TABLE: &[(&str, Rows)] = &[
             ("RedeemInvestmentCfa", ISSUE),
             ("StartRedemption", ISSUE),
             ("GetRedemption", EVERYONE),
+            ("ListCoupons", EVERYONE),
+            ("RestartCoupon", ISSUE),
             ("TransferCfa", &[Investor, Trader, Issuer, Service]),
             ("SettleTrades", SERVICE_ONLY),
             ("GetTradeBatch", STAFF),

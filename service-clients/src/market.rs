@@ -1,4 +1,4 @@
-//! Client of the market: a user's trading hold.
+//! Client of the market: a user's trading hold and open orders.
 
 use async_recursion::async_recursion as boxed;
 use proto::convert::to_decimal_minor;
@@ -72,5 +72,25 @@ impl MarketClient {
             undrawn: Some(to_decimal_minor(undrawn.0, 2)),
         };
         self.peer.send(request, call!(adjust_trading_hold)).await
+    }
+
+    /// Cancels a user's open orders on an instrument, or on all instruments if `instrument_id` is
+    /// empty, once per key. Returns how many it has cancelled.
+    #[boxed]
+    pub async fn cancel_orders(
+        &self,
+        context: &Context,
+        key: &str,
+        user_id: &str,
+        instrument_id: &str,
+    ) -> Answer<u32> {
+        let request = pb::MassCancelRequest {
+            context: self.peer.keyed(context, key),
+            user_id: user_id.to_owned(),
+            instrument_id: instrument_id.to_owned(),
+            side: pb::OrderSide::Unspecified.into(),
+        };
+        let answer = self.peer.call(request, call!(mass_cancel)).await?;
+        Ok(answer.cancelled)
     }
 }

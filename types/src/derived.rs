@@ -205,7 +205,12 @@ pub fn issue_redemption(instrument_id: &str) -> Id128 {
     cfa_uuid(&format!("redemption:{instrument_id}"))
 }
 
-/// Operation of one holder in one attempt to redeem an issue.
+/// Id of the payment of a coupon, numbered from 1 within its issue.
+pub fn coupon(instrument_id: &str, number: u32) -> Id128 {
+    cfa_uuid(&format!("coupon:{instrument_id}:{number}"))
+}
+
+/// Operation of one holder in one attempt to redeem an issue or to pay a coupon.
 pub fn holder_redemption(attempt: &str) -> Id128 {
     cfa_uuid(attempt)
 }

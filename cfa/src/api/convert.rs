@@ -6,13 +6,13 @@ use proto::convert::{self, ConvertError};
 use rpc::status;
 use sha2::{Digest, Sha256};
 use tonic::Status;
-use types::Decimal;
+use types::{Decimal, derived};
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, EnforcementAct, Extract,
-    ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision, IssueRedemption,
-    Offer, Operation, SuspendedDeposit, TradeLeg,
+    ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, CouponPayment, EnforcementAct,
+    Extract, ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision,
+    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::placement::{Allotment, Placement};
 use crate::service::{
@@ -43,6 +43,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::OperationNotFound => status::not_found("OPERATION_NOT_FOUND", text),
         Refusal::InstrumentNotFound => status::not_found("INSTRUMENT_NOT_FOUND", text),
         Refusal::RedemptionNotFound => status::not_found("REDEMPTION_NOT_FOUND", text),
+        Refusal::CouponNotFound => status::not_found("COUPON_NOT_FOUND", text),
         Refusal::BatchNotFound => status::not_found("BATCH_NOT_FOUND", text),
         Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
         Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
@@ -498,6 +499,24 @@ pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemp
         onchain_tx_hash: redemption.tx_hash.clone().unwrap_or_default(),
         created_at: wire_time(redemption.created_at_us),
         finalized_at: redemption.finalized_at_us.and_then(wire_time),
+    }
+}
+
+pub fn coupon(coupon: &CouponPayment) -> pb::CouponPayment {
+    let total = coupon
+        .recorded_at_us
+        .map(|_| convert::to_monetary_amount_minor(CFA_RUB, coupon.total_minor, CFA_RUB_DECIMALS));
+    pb::CouponPayment {
+        instrument_id: coupon.instrument_id.clone(),
+        number: coupon.number,
+        pays_at: wire_time(coupon.pays_at_us),
+        amount: Some(convert::to_decimal(coupon.amount)),
+        status: coupon.status.code(),
+        total,
+        onchain_tx_hash: coupon.tx_hash.clone().unwrap_or_default(),
+        recorded_at: coupon.recorded_at_us.and_then(wire_time),
+        finalized_at: coupon.finalized_at_us.and_then(wire_time),
+        payment_id: derived::coupon(&coupon.instrument_id, coupon.number).to_string(),
     }
 }
 

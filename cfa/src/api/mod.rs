@@ -107,8 +107,16 @@ fn reason(code: i32, default: RedemptionReason) -> Result<RedemptionReason, Stat
     match code {
         0 => Ok(default),
         code => RedemptionReason::from_code(code)
+            .filter(|reason| *reason != RedemptionReason::Coupon)
             .ok_or_else(|| status::invalid_argument("reason", "must be MATURITY or BUYBACK")),
     }
+}
+
+/// Number and issue of the last coupon of a page, or the largest ones before the first page.
+fn coupon_bound(key: &str) -> (i64, &str) {
+    let last = key.split_once(':');
+    let last = last.and_then(|(number, id)| Some((number.parse().ok()?, id)));
+    last.unwrap_or((i64::MAX, key))
 }
 
 impl Api {
@@ -939,6 +947,56 @@ impl CfaRegistryService for Api {
         Ok(Response::new(pb::GetRedemptionResponse {
             redemption: Some(self.redemption(&redemption).await?),
         }))
+    }
+
+    async fn list_coupons(
+        &self,
+        request: Request<pb::ListCouponsRequest>,
+    ) -> Answer<pb::ListCouponsResponse> {
+        let mut message = request.into_inner();
+        rpc::context::record_read_context(message.context.take());
+        let hash = page::filter_hash(&[&message.instrument_id]);
+        let page = page::parse(message.pagination, hash)?;
+        let (before_us, key) = page.bound();
+        let limit = page.rows_limit();
+        let repo = &self.service.repo;
+        let listed = match message.instrument_id.as_str() {
+            "" => {
+                let (number, instrument_id) = coupon_bound(key);
+                let bound = (before_us, instrument_id, number);
+                repo.coupons(bound, limit).await
+            }
+            id => repo.coupons_of(id, coupon_bound(key).0, limit).await,
+        };
+        let mut rows = listed.map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |coupon| Key {
+            created_us: coupon.pays_at_us,
+            id: format!("{}:{}", coupon.number, coupon.instrument_id),
+        });
+        Ok(Response::new(pb::ListCouponsResponse {
+            coupons: rows.iter().map(convert::coupon).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn restart_coupon(
+        &self,
+        request: Request<pb::RestartCouponRequest>,
+    ) -> Answer<pb::RestartCouponResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let (coupon, replayed) = self
+            .service
+            .restart_coupon(&context, &message.instrument_id, message.number)
+            .await
+            .map_err(to_status)?;
+        let answer = pb::RestartCouponResponse {
+            coupon: Some(convert::coupon(&coupon)),
+        };
+        Ok(answered(answer, replayed))
     }
 
     async fn transfer_cfa(

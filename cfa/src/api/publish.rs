@@ -337,7 +337,8 @@ pub fn placement_closed(
     )
 }
 
-/// Requests a push and an e-mail to a holder of a redeemed issue (specification 1.5).
+/// Requests a push and an e-mail to a holder of a redeemed issue, or of a paid coupon
+/// (specification 1.5).
 pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: i64) -> Event {
     let payload = pb::HolderNotificationEvent {
         context: context(&redemption.redemption_id, &operation.user_id),
@@ -351,6 +352,7 @@ pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: 
         )),
         channels: vec!["push".into(), "email".into()],
         at: Some(convert::to_timestamp_us(at_us)),
+        coupon_number: redemption.coupon_number,
     };
     of_operation(
         operation,

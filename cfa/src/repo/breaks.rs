@@ -307,6 +307,15 @@ impl Repo {
         Ok(found.into_iter().collect())
     }
 
+    /// Whether the payment of a coupon moves money.
+    pub async fn has_moving_coupon(&self) -> Result<bool, Error> {
+        let moving = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM coupon INDEXED BY coupon_open \
+             WHERE status IN (1, 2, 3, 4, 6) AND status IN (1, 3, 4))",
+        );
+        Ok(moving.fetch_one(self.db.read()).await?)
+    }
+
     /// Issues whose placement issues, delivers or burns units.
     pub async fn placed_instruments(&self) -> Result<HashSet<String>, Error> {
         let query = sqlx::query_scalar(
@@ -325,7 +334,7 @@ impl Repo {
     pub async fn burned_redemptions(&self) -> Result<Vec<(String, i64)>, Error> {
         let query = sqlx::query_as(
             "SELECT user_id, units_minor FROM operation INDEXED BY operation_open \
-             WHERE status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8) AND flow = $1 \
+             WHERE status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8, 10) AND flow = $1 \
              AND fact_chain = $2 AND fact_settled = 0 AND fact_minted_back = 0",
         );
         let found = query
@@ -335,15 +344,15 @@ impl Repo {
         Ok(found.await?)
     }
 
-    /// Open operations that are neither a trade nor part of a maturing issue's redemption or of a
-    /// placement. Leaves out redemptions at rest: those that compliance has stopped (status 11),
-    /// and those of [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or
-    /// the payout has ended (`fact_payout` 3 and above).
+    /// Open operations that are neither a trade nor part of a redemption, coupon or placement.
+    /// Leaves out redemptions at rest: those that compliance has stopped (status 11), and those of
+    /// [`Self::burned_redemptions`], unless a burn is on its way (`fact_chain` 1) or the payout has
+    /// ended (`fact_payout` 3 and above).
     pub async fn operations_in_flight(&self) -> Result<OpenOperations, Error> {
         let rows: Vec<(String, String, String, String, String)> = sqlx::query_as(
             "SELECT o.user_id, o.from_user_id, o.to_user_id, i.issuer_id, o.instrument_id FROM operation AS o \
              INDEXED BY operation_open CROSS JOIN instrument AS i ON i.instrument_id = o.instrument_id \
-             WHERE o.status NOT IN (7, 8, 9, 12) AND o.flow NOT IN (6, 7, 8) \
+             WHERE o.status NOT IN (7, 8, 9, 12) AND o.flow NOT IN (6, 7, 8, 10) \
              AND NOT (o.fact_payout < 3 AND o.fact_chain <> 1 AND ((o.status = 11 AND o.fact_refunding = 0) \
              OR (o.flow = $2 AND o.fact_chain = $3 AND o.fact_settled = 0 AND o.fact_minted_back = 0))) \
              LIMIT $1",

@@ -204,6 +204,46 @@ impl Repo {
         Ok(is_in_use.fetch_one(self.db.read()).await?)
     }
 
+    /// Freezes of these holders' units of an issue that are neither used nor lifted, oldest first.
+    pub async fn live_freezes(
+        &self,
+        instrument_id: &str,
+        holder_ids: &[&str],
+    ) -> Result<Vec<EnforcementAct>, Error> {
+        if holder_ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(
+            "SELECT * FROM enforcement_act INDEXED BY act_live \
+             WHERE kind = 1 AND status IN (1, 2, 4) AND instrument_id = ",
+        );
+        query
+            .push_bind(instrument_id.to_owned())
+            .push(" AND holder_id IN (");
+        let mut listed = query.separated(", ");
+        for holder_id in holder_ids {
+            listed.push_bind((*holder_id).to_owned());
+        }
+        query.push(") ORDER BY created_at_us, act_id");
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Stores the end of a freeze whose units were redeemed.
+    pub async fn end_freeze_in_tx(&self, tx: &mut Tx, act: &EnforcementAct) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE enforcement_act SET left_minor = $2, status = $3, updated_at_us = $4 \
+             WHERE act_id = $1 AND kind = 1",
+        )
+        .bind(&act.act_id)
+        .bind(act.left_minor)
+        .bind(act.status.code())
+        .bind(act.updated_at_us)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
     /// Freezes that are not complete, not changed since `before_us`, oldest change first.
     pub async fn open_freezes(
         &self,

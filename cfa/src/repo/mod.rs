@@ -6,6 +6,7 @@
 mod anchors;
 mod batches;
 mod breaks;
+mod coupons;
 mod decisions;
 mod enforcement;
 mod extracts;
@@ -46,7 +47,8 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry",
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
     "0009_subscriptions", "0010_offers", "0011_past_holders", "0012_placement", "0013_trades",
-    "0014_chain_breaks", "0015_decisions", "0016_trades_by_batch", "0017_audit_records"
+    "0014_chain_breaks", "0015_decisions", "0016_trades_by_batch", "0017_audit_records",
+    "0018_coupons"
 );
 
 const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";

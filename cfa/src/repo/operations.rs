@@ -74,7 +74,7 @@ impl OperationFilter {
             for (opening, rows) in [(" AND ((", NOT_REFUSED), (" OR (", REFUSED)] {
                 query
                     .push(opening)
-                    .push("kind IN (3, 5, 6) AND external_ref = ")
+                    .push("kind IN (3, 5, 6, 10) AND external_ref = ")
                     .push_bind(self.external_ref.clone())
                     .push(format!(" AND {rows})"));
             }
@@ -185,16 +185,13 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Open operations of a redemption's holders, ordered by address.
-    pub async fn open_maturity_operations(
-        &self,
-        redemption_id: &str,
-    ) -> Result<Vec<Operation>, Error> {
+    /// Open operations of the holders of a redemption or coupon, ordered by address.
+    pub async fn open_part_operations(&self, redemption_id: &str) -> Result<Vec<Operation>, Error> {
         let (first, end) = holder_references(redemption_id);
         // The index has the open operations alone, so a part costs what it contains.
         let mut query = QueryBuilder::<sqlx::Sqlite>::new(format!(
             "SELECT {COLUMNS} FROM operation INDEXED BY operation_maturing \
-             WHERE flow = 7 AND status IN (1, 5, 6) AND external_ref >= "
+             WHERE flow IN (7, 10) AND status IN (1, 5, 6) AND external_ref >= "
         ));
         query
             .push_bind(first)
@@ -205,32 +202,39 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// References of a redemption's holders whose operations are open or were executed.
-    pub async fn served_holders(&self, redemption_id: &str) -> Result<HashSet<String>, Error> {
+    /// References of the holders of a redemption or coupon whose operations, of this kind, are open
+    /// or were executed.
+    pub async fn served_holders(
+        &self,
+        kind: OperationType,
+        redemption_id: &str,
+    ) -> Result<HashSet<String>, Error> {
         let (first, end) = holder_references(redemption_id);
-        let mut query = QueryBuilder::<sqlx::Sqlite>::new(
-            "SELECT external_ref FROM operation WHERE kind = 6 AND external_ref >= ",
-        );
+        let mut query =
+            QueryBuilder::<sqlx::Sqlite>::new("SELECT external_ref FROM operation WHERE kind = ");
         query
+            .push_bind(kind.code())
+            .push(" AND external_ref >= ")
             .push_bind(first)
             .push(" AND external_ref < ")
             .push_bind(end)
-            .push(format!(" AND {NOT_REFUSED} AND flow = 7"));
+            .push(format!(" AND {NOT_REFUSED} AND flow IN (7, 10)"));
         let served = query.build_query_scalar().fetch_all(self.db.read()).await?;
         Ok(served.into_iter().collect())
     }
 
     /// Open operations not changed since `before_us`, oldest first, strictly after the key `after`.
-    /// Excludes trades, which their batch drives, operations of a maturing issue, which its
-    /// redemption drives, and those of a placement.
+    /// Excludes trades, which their batch drives, operations of a redemption or coupon, which those
+    /// drive, and those of a placement.
     pub async fn open_operations(
         &self,
         before_us: i64,
         after: (i64, &str),
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
-        let mut query =
-            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8) AND updated_at_us < ");
+        let mut query = select(
+            "status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7, 8, 10) AND updated_at_us < ",
+        );
         query.push_bind(before_us);
         query
             .push(" AND (updated_at_us, operation_id) > (")
@@ -273,7 +277,8 @@ impl Repo {
     /// Number of open operations that may move units of the instrument.
     pub async fn count_moving(&self, instrument_id: &str) -> Result<i64, Error> {
         let count = sqlx::query_scalar(
-            "SELECT COUNT(*) FROM operation WHERE instrument_id = $1 AND status NOT IN (7, 8, 9, 11, 12) AND flow <> 7",
+            "SELECT COUNT(*) FROM operation WHERE instrument_id = $1 \
+             AND status NOT IN (7, 8, 9, 11, 12) AND flow NOT IN (7, 10)",
         )
         .bind(instrument_id);
         Ok(count.fetch_one(self.db.read()).await?)

@@ -42,6 +42,14 @@ impl Repo {
         Ok(rows.fetch_all(self.db.read()).await?)
     }
 
+    /// Issues whose redemption waits for the issuer's money.
+    pub async fn underfunded_redemptions(&self) -> Result<Vec<String>, Error> {
+        let ids = sqlx::query_scalar(
+            "SELECT instrument_id FROM issue_redemption WHERE status NOT IN (5, 6) AND status = 2",
+        );
+        Ok(ids.fetch_all(self.db.read()).await?)
+    }
+
     async fn with_lines(&self, row: Option<SqliteRow>) -> Result<Option<IssueRedemption>, Error> {
         let Some(row) = row else { return Ok(None) };
         let mut redemption = decode(&row)?;
@@ -122,12 +130,15 @@ impl Repo {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Updates the mutable columns of a redemption.
+    /// Updates the mutable columns of a redemption, or of a coupon's payment.
     pub async fn save_redemption_in_tx(
         &self,
         tx: &mut Tx,
         redemption: &IssueRedemption,
     ) -> Result<(), Error> {
+        if redemption.is_coupon() {
+            return self.save_coupon_in_tx(tx, redemption).await;
+        }
         sqlx::query(
             "UPDATE issue_redemption SET status = $2, parts_done = $3, tx_hash = $4, \
              finalized_at_us = $5 WHERE redemption_id = $1",
@@ -154,6 +165,7 @@ fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {
         lines: Vec::new(),
         parts_done: row.try_get::<i64, _>("parts_done")? as u64,
         attempt: row.try_get::<i64, _>("attempt")? as u32,
+        coupon_number: 0,
         tx_hash: row.try_get("tx_hash")?,
         idempotency_key: row.try_get("idempotency_key")?,
         created_at_us: row.try_get("created_at_us")?,

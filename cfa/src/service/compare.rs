@@ -85,6 +85,8 @@ struct InFlight {
     open: OpenOperations,
     /// Issues that are being redeemed.
     redeemed: HashSet<String>,
+    /// The payment of a coupon moves money.
+    has_moving_coupon: bool,
     /// Issues whose placement issues, delivers or burns units. Its money is unsettled meanwhile.
     placed: HashSet<String>,
     /// Users with unsettled amounts.
@@ -180,6 +182,7 @@ impl Service {
         let mut in_flight = InFlight {
             open: self.repo.operations_in_flight().await?,
             redeemed: self.repo.redeemed_instruments().await?,
+            has_moving_coupon: self.repo.has_moving_coupon().await?,
             placed: self.repo.placed_instruments().await?,
             ..InFlight::default()
         };
@@ -575,7 +578,7 @@ impl InFlight {
     fn explains(&self, subject: &Subject, instrument: &Instrument, sides: &Sides) -> bool {
         let id = instrument.instrument_id.as_str();
         let is_redeemed = match id {
-            CFA_RUB => !self.redeemed.is_empty(),
+            CFA_RUB => !self.redeemed.is_empty() || self.has_moving_coupon,
             id => self.redeemed.contains(id),
         };
         let is_open = match subject.address.as_str() {

@@ -174,6 +174,7 @@ impl Service {
             .save_instrument_in_tx(&mut tx, &instrument)
             .await?;
         self.repo.save_decision_in_tx(&mut tx, &decision).await?;
+        self.repo.insert_coupons_in_tx(&mut tx, &instrument).await?;
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         self.store_call_in_tx(&mut tx, meta, ACTIVATE, instrument_id)
             .await?;

@@ -352,7 +352,11 @@ impl Service {
                 };
                 (transfer, vec![from_id.clone(), to_id.clone()])
             }
-            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement | Flow::ForceTransfer) => {
+            flow @ (Flow::Trade
+            | Flow::Maturity
+            | Flow::Placement
+            | Flow::ForceTransfer
+            | Flow::Coupon) => {
                 unreachable!("{} has no action here", flow.as_str())
             }
         })
@@ -709,7 +713,7 @@ impl Service {
                 events.extend(ended.await?);
                 "forced_transfer"
             }
-            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement) => {
+            flow @ (Flow::Trade | Flow::Maturity | Flow::Placement | Flow::Coupon) => {
                 unreachable!("{} is driven elsewhere", flow.as_str())
             }
         };
@@ -767,10 +771,13 @@ impl Service {
     }
 }
 
-/// A batch drives its trades, an issue's redemption its holders' operations, and a placement its
-/// deliveries.
+/// A batch drives its trades, an issue's redemption and a coupon their holders' operations, and a
+/// placement its deliveries.
 fn is_driven_elsewhere(flow: Flow) -> bool {
-    matches!(flow, Flow::Trade | Flow::Maturity | Flow::Placement)
+    matches!(
+        flow,
+        Flow::Trade | Flow::Maturity | Flow::Placement | Flow::Coupon
+    )
 }
 
 /// How the reservation of a subscription ends with the operation that used it (F35).
@@ -809,6 +816,9 @@ pub(super) fn count_ended(operation: &Operation) {
             metrics::counter!("cfa_redemptions_total", "type" => kind, "status" => status)
                 .increment(1);
             metrics::histogram!("redemption_duration_seconds").record(seconds);
+        }
+        Flow::Coupon => {
+            metrics::counter!("cfa_coupons_total", "status" => status).increment(1);
         }
         Flow::Transfer | Flow::Trade | Flow::ForceTransfer => {
             if operation.status == Status::Finalized {

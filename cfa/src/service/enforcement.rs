@@ -2,10 +2,12 @@
 //! forced transfers, each ordered by a document.
 //!
 //! A freeze of a number of units is a hold in the ledger and a partial freeze in the contract. A
-//! freeze of all units freezes the sub-account and the address, so it also covers later units. The
-//! ledger freezes before the contract and releases after it: what the ledger has available, the
-//! contract lets pass. A trade that the contract refuses for a freeze leaves its batch and is
-//! resolved as a case (`design.md` 4).
+//! freeze of all units freezes the sub-account and the address, so it also covers later units, and
+//! cancels the holder's open orders. The ledger freezes before the contract and releases after it:
+//! what the ledger has available, the contract lets pass. A trade that was matched before and that
+//! the contract refuses leaves its batch and is resolved as a case (`design.md` 4).
+//!
+//! The redemption of an issue ends its freezes (`proceeds`).
 //!
 //! A forced transfer takes available units, despite a freeze of the sub-account, or units of one
 //! freeze. It takes no unit out of a hold of the holder. It is an operation of the flow
@@ -27,9 +29,10 @@ use super::{OperationResult, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    ActBasis, ActKind, ActStatus, EnforcementAct, Flow, Instrument, InstrumentStatus, Operation,
+    ActBasis, ActKind, ActStatus, CFA_RUB, EnforcementAct, Flow, Instrument, InstrumentStatus,
+    Operation,
 };
-use crate::peers::{self, SOURCE};
+use crate::peers::{self, MARKET, SOURCE};
 use crate::repo::{FreezeInsert, Inserted};
 
 /// Names of the calls in logs and stored answers (D50).
@@ -39,6 +42,8 @@ const LIFT: &str = "LiftFreeze";
 const FREEZES_MAX: i64 = 100;
 /// Limit of freezes per sweep.
 const SWEEP_MAX: i64 = 100;
+/// Longest wait of a step for the market. The sweep retries.
+const MARKET_WAIT: Duration = Duration::from_secs(8);
 /// Longest wait of a call for the contract. The sweep continues.
 const RECEIPT_WAIT: Duration = Duration::from_secs(8);
 const HEALTH_PART: &str = "enforcement";
@@ -68,8 +73,9 @@ pub struct NewForcedTransfer {
 }
 
 impl Service {
-    /// Freezes a holder's units. True for a repeat. Until the chain answers the freeze is PENDING;
-    /// the ledger has frozen the units already.
+    /// Freezes a holder's units. True for a repeat. Until the chain answers, and for all units
+    /// until the market has cancelled the holder's orders, the freeze is PENDING; the ledger has
+    /// frozen the units already.
     ///
     /// # Errors
     /// `InstrumentNotActive`, `AlreadyFrozen`, `TooManyFreezes`, an invalid field; the ledger's
@@ -143,7 +149,7 @@ impl Service {
     }
 
     /// Freezes in the ledger, unless it has frozen already.
-    async fn freeze_first(&self, act_id: &str) -> Result<(), Error> {
+    pub(super) async fn freeze_first(&self, act_id: &str) -> Result<(), Error> {
         let _lock = self.object_locks.lock(act_id).await;
         let mut act = self.require_freeze(act_id).await?;
         match act.held || act.status != ActStatus::Pending {
@@ -177,6 +183,19 @@ impl Service {
         })
     }
 
+    /// Like `hold`. False for the payment of redeemed units on a sub-account that is frozen as a
+    /// whole, as that of a blocked user: its money is held once the sub-account is active.
+    async fn hold_or_wait(&self, act: &mut EnforcementAct) -> Result<bool, Error> {
+        match self.hold(act).await {
+            Err(error) if act.actor == SOURCE && error.has_reason("SUB_ACCOUNT_FROZEN") => {
+                // Behind the others in the next sweep.
+                self.save_act(act).await?;
+                Ok(false)
+            }
+            held => held.map(|()| true),
+        }
+    }
+
     /// Lifts a freeze: what is left of its units, or all. True for a repeat.
     ///
     /// # Errors
@@ -196,7 +215,8 @@ impl Service {
         // A freeze that waits for the chain might become active after its lifting.
         let is_stuck = !act.held || self.is_exhausted(&act);
         let is_live = match act.status {
-            ActStatus::Pending => is_stuck,
+            // Only the market has not answered yet if the contract has frozen.
+            ActStatus::Pending => is_stuck || act.frozen,
             status => status == ActStatus::Active,
         };
         if !is_live || self.repo.is_freeze_in_use(act_id).await? {
@@ -457,10 +477,13 @@ impl Service {
 
     /// Continues the freezes that are not complete, and reports those that the chain refuses.
     pub(super) async fn sweep_freezes(&self, before_us: i64) -> Result<(), Error> {
-        let mut failing = None;
+        let (mut failing, mut is_market_unavailable) = (None, false);
         for act in self.repo.open_freezes(before_us, SWEEP_MAX).await? {
             // The next sweep reads the receipts of the transactions that this one sends.
-            let stepped = self.step_freeze(&act.act_id, Duration::ZERO).await;
+            let stepped = self.step_freeze(&act.act_id, Duration::ZERO, !is_market_unavailable);
+            let stepped = stepped.await;
+            // One timeout of the market per sweep is enough.
+            is_market_unavailable |= matches!(stepped, Err(Error::Unavailable(of)) if of == MARKET);
             if act.attempts > 0 || stepped.is_err() {
                 failing = Some(format!("freeze {} is not complete", act.act_id));
             }
@@ -473,7 +496,7 @@ impl Service {
     /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act, or the
     /// refusal of the ledger that has deleted it.
     async fn step_best_effort(&self, act_id: &str) -> Result<EnforcementAct, Error> {
-        let stepped = self.step_freeze(act_id, RECEIPT_WAIT).await;
+        let stepped = self.step_freeze(act_id, RECEIPT_WAIT, true).await;
         match (self.repo.act(act_id).await?, stepped) {
             (Some(act), stepped) => {
                 log_failure("freeze", act_id, stepped);
@@ -485,22 +508,34 @@ impl Service {
     }
 
     /// Executes the steps of a freeze or of its lifting, until it has waited `wait` for the chain
-    /// or ends.
-    async fn step_freeze(&self, act_id: &str, wait: Duration) -> Result<(), Error> {
+    /// or ends. Without `asks_market` a freeze whose orders are to be cancelled does not end.
+    async fn step_freeze(
+        &self,
+        act_id: &str,
+        wait: Duration,
+        asks_market: bool,
+    ) -> Result<(), Error> {
         let _lock = self.object_locks.lock(act_id).await;
         let mut act = self.require_freeze(act_id).await?;
         match act.status {
             ActStatus::Pending => {
-                if !act.held {
-                    self.hold(&mut act).await?;
-                }
-                if !act.frozen && !self.freeze_on_chain(&mut act, true, wait).await? {
+                if !act.held && !self.hold_or_wait(&mut act).await? {
                     return Ok(());
                 }
+                let whole = act.is_whole().then(|| act.clone());
+                // Neither waits for the other: the market may be unavailable, or the chain.
+                let (cancelled, frozen) = tokio::join!(
+                    self.cancel_orders(whole, asks_market),
+                    self.freeze_on_chain(&mut act, true, wait)
+                );
+                if !frozen? {
+                    return cancelled;
+                }
+                cancelled?;
                 self.end_step(&mut act, ActStatus::Active).await
             }
             ActStatus::Lifting => {
-                if act.frozen && !self.freeze_on_chain(&mut act, false, wait).await? {
+                if !self.freeze_on_chain(&mut act, false, wait).await? {
                     return Ok(());
                 }
                 // A freeze whose call was lost may have reached the ledger.
@@ -583,14 +618,53 @@ impl Service {
         }
     }
 
-    /// Freezes or unfreezes in the contract. False while the transaction is in no block, or if the
-    /// contract has refused it; the sweep retries a limited number of times.
+    /// Cancels the open orders of a holder whose units are all frozen: the contract would refuse
+    /// their trades. Frozen money stops the orders on all instruments. Orders that the market
+    /// accepts afterwards are not cancelled.
+    async fn cancel_orders(
+        &self,
+        whole: Option<EnforcementAct>,
+        asks_market: bool,
+    ) -> Result<(), Error> {
+        let Some(act) = whole else { return Ok(()) };
+        if !asks_market {
+            return Err(Error::Unavailable(MARKET));
+        }
+        let context = caused_by(&act.correlation_id);
+        let key = format!("{}:cancel", act.act_id);
+        let instrument_id = match act.instrument_id.as_str() {
+            CFA_RUB => "",
+            id => id,
+        };
+        let market = &self.peers.market;
+        let called = market.cancel_orders(&context, &key, &act.holder_id, instrument_id);
+        match tokio::time::timeout(MARKET_WAIT, called).await {
+            Err(_) => Err(Error::Unavailable(MARKET)),
+            // The market does not trade the instrument.
+            Ok(Err(error)) if error.is_not_found() => Ok(()),
+            Ok(cancelled) => {
+                let cancelled = cancelled?;
+                tracing::info!(
+                    act_id = act.act_id,
+                    cancelled,
+                    "orders of a frozen holder cancelled"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Freezes or unfreezes in the contract, unless that is done. False while the transaction is in
+    /// no block, or if the contract has refused it; the sweep retries a limited number of times.
     async fn freeze_on_chain(
         &self,
         act: &mut EnforcementAct,
         is_frozen: bool,
         wait: Duration,
     ) -> Result<bool, Error> {
+        if act.frozen == is_frozen {
+            return Ok(true);
+        }
         if self.is_exhausted(act) {
             return Ok(false);
         }
@@ -647,7 +721,7 @@ impl Service {
     }
 
     /// The audit record of an act.
-    fn record(
+    pub(super) fn record(
         &self,
         act: &EnforcementAct,
         action: &str,

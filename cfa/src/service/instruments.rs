@@ -21,6 +21,8 @@ use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, TxHash, Version};
 /// Longest wait of ActivateInstrument for the contract before it returns a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
+/// Limit of the coupons of an issue.
+const COUPONS_MAX: usize = 1_000;
 const AFTER_PLACEMENT: &str = "must be after the end of the placement";
 /// Name of the call under which answers are stored (D50).
 const UPDATE: &str = "UpdateInstrument";
@@ -789,6 +791,10 @@ fn check_terms(instrument: &Instrument) -> Result<(), Refusal> {
     if issued_at.is_some() && matures_at.is_some() && issued_at >= matures_at {
         return Err(Refusal::field("matures_at", "must be after issued_at"));
     }
+    if instrument.coupons.len() > COUPONS_MAX {
+        let why = format!("must be at most {COUPONS_MAX}");
+        return Err(Refusal::field("coupons", why));
+    }
     for coupon in &instrument.coupons {
         let pays_at = coupon.pays_at_us;
         let is_early = issued_at.is_some_and(|issued_at| pays_at < issued_at);
@@ -813,7 +819,7 @@ fn check_terms(instrument: &Instrument) -> Result<(), Refusal> {
         ));
     }
     pays(most_minor, nominal).map_err(too_large("nominal"))?;
-    let worth = plan::worth_per_unit(nominal, &instrument.coupons, i64::MAX);
+    let worth = plan::total_per_unit(nominal, &instrument.coupons);
     let worth = worth.and_then(|worth| pays(most_minor, worth));
     worth.map(drop).map_err(too_large("coupons.amount"))
 }

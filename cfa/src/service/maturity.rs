@@ -6,49 +6,31 @@
 //! 1. The issue stops trading (MATURED). The call waits until open operations of the issue are
 //!    final, because they may move units. Holders' offers to sell units end, because they hold
 //!    units.
-//! 2. The holders at the record date are read from the registry and their payments computed.
-//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on the chain. Without
-//!    enough money the redemption stays UNDERFUNDED and is retried.
-//! 4. In parts of up to `PART` holders, the ledger posts payments and burns, the contract
-//!    distributes and burns, and the ledger is finalized.
-//! 5. Holders are notified.
-//!
-//! A holder whose operation the ledger refuses, for example because an order holds the units, is
-//! deferred and delays no other holder. The redemption ends when all are served. A redemption that
-//! failed because the chain reverted a step can be restarted under another key. Completed parts
-//! stay.
+//! 2. The holders at the record date are read from the registry and their payments computed:
+//!    nominal, and the coupon of the record day. Coupons of earlier days have payments of their own
+//!    (`coupons`), later ones are void.
+//! 3. The payments are distributed and the units burned (`distribution`).
 //!
 //! Holders at the end of the record day are paid. If trading stopped by then, these are the current
 //! holders of step 2. A trade that settlement resends or that arrives late can move units after
 //! step 2. Its parties are not paid, and their units not burned, until an operator resolves the
 //! difference.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use service_clients::OperationType;
-use service_clients::ledger::{Operation as LedgerOperation, Posting};
-use types::{Amount, Decimal, Minor, derived, subaccount};
+use types::derived;
 
-use super::drive::count_ended;
 use super::workers::log_failure;
-use super::{RequestMeta, Service, unsigned};
+use super::{RequestMeta, Service};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
-use crate::failpoint;
 use crate::model::{
-    CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
-    REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
+    CFA_RUB, Instrument, InstrumentStatus, IssueRedemption, RedemptionLine, RedemptionReason,
+    RedemptionStatus,
 };
-use crate::peers;
 use crate::plan;
-use crate::repo::Inserted;
-use crate::saga::Chain;
-use chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 
-/// Holders per chain transaction.
-const PART: usize = 100;
-const RECEIPT_WAIT: Duration = Duration::from_secs(20);
 /// Polling interval for the issue's open operations.
 const MOVING_POLL: Duration = Duration::from_millis(50);
 const NOT_RECORDED: &str = "trading has stopped and no redemption is recorded: start it again";
@@ -133,6 +115,7 @@ impl Service {
             lines,
             parts_done: 0,
             attempt: 0,
+            coupon_number: 0,
             tx_hash: None,
             idempotency_key: meta.idempotency_key.clone(),
             created_at_us: self.now_us(),
@@ -143,12 +126,14 @@ impl Service {
     }
 
     /// # Errors
-    /// `RedemptionExists` if another call has recorded one.
+    /// `RedemptionExists` if another call has recorded one; `OperationsOpen` if the coupon of the
+    /// record day has a payment of its own already: it is a past day, the next call takes today.
     async fn record_redemption(
         &self,
         meta: &RequestMeta,
         redemption: &IssueRedemption,
     ) -> Result<(), Error> {
+        let instrument_id = redemption.instrument_id.as_str();
         let mut tx = self.repo.begin().await?;
         if !self
             .repo
@@ -156,6 +141,11 @@ impl Service {
             .await?
         {
             return Err(Refusal::RedemptionExists.into());
+        }
+        let (first_us, last_us) = plan::day_us(redemption.record_date_us);
+        let ends = (self.repo).end_coupons_in_tx(&mut tx, instrument_id, first_us, last_us);
+        if !ends.await? {
+            return Err(Refusal::OperationsOpen.into());
         }
         let record = publish::audit(
             "redemption.started",
@@ -209,12 +199,7 @@ impl Service {
         mut redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
         let before = redemption.status.as_str();
-        // A part was submitted, so the redemption is funded.
-        redemption.status = if redemption.tx_hash.is_some() {
-            RedemptionStatus::Funded
-        } else {
-            RedemptionStatus::Snapshot
-        };
+        redemption.status = redemption.restarted();
         redemption.attempt += 1;
         redemption.idempotency_key = meta.idempotency_key.clone();
         let mut tx = self.repo.begin().await?;
@@ -329,492 +314,12 @@ impl Service {
             self.fail(&mut redemption, "units would be burned without payment")
                 .await?;
         }
-        let (mut refused, mut waiting) = (BTreeSet::new(), VecDeque::new());
-        loop {
-            match redemption.status {
-                RedemptionStatus::Snapshot | RedemptionStatus::Underfunded => {
-                    if !self.fund(&mut redemption, &instrument).await? {
-                        return Ok(redemption);
-                    }
-                }
-                RedemptionStatus::Funded | RedemptionStatus::Submitted => {
-                    let advanced = self
-                        .distribute(&mut redemption, &instrument, &mut refused, &mut waiting)
-                        .await?;
-                    if !advanced {
-                        return Ok(redemption);
-                    }
-                }
-                RedemptionStatus::Finalized | RedemptionStatus::Failed => return Ok(redemption),
-            }
-        }
-    }
-
-    async fn save_redemption(
-        &self,
-        redemption: &IssueRedemption,
-        events: &[events::Event],
-    ) -> Result<(), Error> {
-        let mut tx = self.repo.begin().await?;
-        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
-        self.repo.publish_in_tx(&mut tx, events).await?;
-        Ok(tx.commit().await?)
-    }
-
-    /// Moves the issuer's money to the redemption account. False if the issuer lacks it (R101).
-    async fn fund(
-        &self,
-        redemption: &mut IssueRedemption,
-        instrument: &Instrument,
-    ) -> Result<bool, Error> {
-        let id = attempt_key(format!("{}:fund", redemption.redemption_id), redemption);
-        if redemption.total_minor > 0 {
-            let posting = Posting {
-                debit: subaccount::of_user(&instrument.issuer_id, CFA_RUB),
-                credit: subaccount::of_user(REDEMPTION_ACCOUNT, CFA_RUB),
-                amount: Amount::rubles(Minor(redemption.total_minor)),
-                hold: None,
-                unsettled: false,
-            };
-            let operation = peers::operation(
-                &id,
-                OperationType::Payment,
-                &instrument.issuer_id,
-                vec![posting],
-            );
-            match self
-                .peers
-                .post(&redemption.redemption_id, &[operation], &[])
-                .await
-            {
-                Ok(()) => {}
-                Err(error) if error.is_shortage() => {
-                    if redemption.status != RedemptionStatus::Underfunded {
-                        tracing::error!(
-                            redemption_id = redemption.redemption_id,
-                            instrument_id = redemption.instrument_id,
-                            needed_minor = redemption.total_minor,
-                            severity = "critical",
-                            "issuer lacks the money for the redemption: fund the issuer's CFA-RUB"
-                        );
-                        let record = publish::audit(
-                            "redemption.underfunded",
-                            &redemption.instrument_id,
-                            &instrument.issuer_id,
-                            redemption.status.as_str(),
-                            RedemptionStatus::Underfunded.as_str(),
-                            "",
-                            &redemption.redemption_id,
-                            self.now_us(),
-                        );
-                        redemption.status = RedemptionStatus::Underfunded;
-                        self.save_redemption(redemption, &[record]).await?;
-                    }
-                    return Ok(false);
-                }
-                Err(error) => return Err(error),
-            }
-            let action = Action::Transfer {
-                token: self.contracts.money,
-                from: Address::of_user(&instrument.issuer_id),
-                to: Address::of_user(REDEMPTION_ACCOUNT),
-                units: unsigned(redemption.total_minor),
-            };
-            let receipt = self.send_and_wait(&id, &action).await?;
-            if receipt.status == ReceiptStatus::Reverted {
-                self.peers
-                    .reverse(&redemption.redemption_id, &id, REVERTED_MESSAGE)
-                    .await?;
-                return self
-                    .fail(redemption, "funding reverted")
-                    .await
-                    .map(|()| true);
-            }
-            self.peers
-                .finalize(
-                    &redemption.redemption_id,
-                    &[id],
-                    &receipt.tx_hash.to_string(),
-                )
-                .await?;
-        }
-        redemption.status = RedemptionStatus::Funded;
-        self.save_redemption(redemption, &[]).await?;
-        Ok(true)
-    }
-
-    async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
-        let submitted = self.chain.submit(key, &action.call()).await?;
-        failpoint::reach(failpoint::REDEMPTION_SUBMITTED);
-        let receipt = self
-            .chain
-            .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
-            .await?
-            .ok_or(Error::Unavailable("Blockchain"))?;
-        failpoint::reach(failpoint::REDEMPTION_STEP);
-        Ok(receipt)
-    }
-
-    async fn fail(&self, redemption: &mut IssueRedemption, why: &str) -> Result<(), Error> {
-        tracing::error!(
-            redemption_id = redemption.redemption_id,
-            why,
-            severity = "critical",
-            "redemption failed"
-        );
-        let before = redemption.status.as_str();
-        redemption.status = RedemptionStatus::Failed;
-        let id = redemption.redemption_id.clone();
-        let record = publish::audit(
-            "redemption.failed",
-            &redemption.instrument_id,
-            "",
-            before,
-            redemption.status.as_str(),
-            why,
-            &id,
-            self.now_us(),
-        );
-        self.save_redemption(redemption, &[record]).await
-    }
-
-    /// The operations of the next part. These are open ones left by a crash or an unavailable peer,
-    /// or else new ones for holders that are neither served nor in `refused`. Adds holders whose
-    /// units differ from their line to `refused`. `waiting` keeps the holders that are left between
-    /// the parts of one drive, so the holders are read twice per drive and not once per part.
-    async fn next_part(
-        &self,
-        redemption: &IssueRedemption,
-        instrument: &Instrument,
-        refused: &mut BTreeSet<String>,
-        waiting: &mut VecDeque<RedemptionLine>,
-    ) -> Result<Vec<Operation>, Error> {
-        let left = self
-            .repo
-            .open_maturity_operations(&redemption.redemption_id)
-            .await?;
-        if !left.is_empty() {
-            return Ok(left);
-        }
-        self.catch_up_registry().await?;
-        let mut is_read = false;
-        loop {
-            if waiting.is_empty() {
-                // A second reading finds holders that the first one of this drive did not.
-                if is_read {
-                    return Ok(Vec::new());
-                }
-                *waiting = self.waiting_lines(redemption, instrument, refused).await?;
-                is_read = true;
-            }
-            let part: Vec<_> = waiting.drain(..PART.min(waiting.len())).collect();
-            let addresses: Vec<&str> = part.iter().map(|line| line.address.as_str()).collect();
-            let token = &instrument.contract_address;
-            let held = self.repo.units_of(token, &addresses).await?;
-            let is_changed = |line: &RedemptionLine| {
-                held.get(&line.address).copied().unwrap_or_default() != line.units_minor
-            };
-            let (changed, part): (Vec<_>, Vec<_>) = part.into_iter().partition(is_changed);
-            for line in changed {
-                tracing::error!(
-                    redemption_id = redemption.redemption_id,
-                    address = line.address,
-                    recorded_minor = line.units_minor,
-                    held_minor = held.get(&line.address).copied().unwrap_or_default(),
-                    "units of a holder changed after the redemption was recorded: resolve the difference"
-                );
-                refused.insert(reference_of(redemption, &line));
-            }
-            let rows = self.record_part(redemption, instrument, &part).await?;
-            if !rows.is_empty() {
-                return Ok(rows);
-            }
-        }
-    }
-
-    /// The holders that are neither served nor in `refused`: those of the redemption, and others
-    /// that have units now, whose line has none.
-    async fn waiting_lines(
-        &self,
-        redemption: &IssueRedemption,
-        instrument: &Instrument,
-        refused: &BTreeSet<String>,
-    ) -> Result<VecDeque<RedemptionLine>, Error> {
-        let mut lines: BTreeMap<String, RedemptionLine> = BTreeMap::new();
-        for line in &redemption.lines {
-            lines.insert(line.address.clone(), line.clone());
-        }
-        let holders = self.all_holders(&instrument.contract_address, None).await?;
-        // The next drive ends the redemption as failed.
-        if redemption.total_minor == 0 && !holders.is_empty() {
-            return Err(Refusal::NothingToPay.into());
-        }
-        for holder in holders {
-            lines
-                .entry(holder.address.clone())
-                .or_insert(RedemptionLine {
-                    user_id: holder.user_id,
-                    address: holder.address,
-                    units_minor: 0,
-                    payment_minor: 0,
-                });
-        }
-        // Holders of a reverted part are served again after a restart of the redemption.
-        let served = self.repo.served_holders(&redemption.redemption_id).await?;
-        let is_waiting = |line: &RedemptionLine| {
-            let reference = reference_of(redemption, line);
-            !served.contains(&reference) && !refused.contains(&reference)
-        };
-        Ok(lines.into_values().filter(is_waiting).collect())
-    }
-
-    /// Stores an operation per line, and returns those that were not stored before.
-    async fn record_part(
-        &self,
-        redemption: &IssueRedemption,
-        instrument: &Instrument,
-        part: &[RedemptionLine],
-    ) -> Result<Vec<Operation>, Error> {
-        let now_us = self.now_us();
-        let mut rows = Vec::with_capacity(part.len());
-        let mut tx = self.repo.begin().await?;
-        for line in part {
-            let operation = holder_operation(redemption, instrument, line, now_us);
-            let inserted = self.repo.insert_operation_in_tx(&mut tx, &operation);
-            match inserted.await? {
-                Inserted::Done => rows.push(operation),
-                Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
-                // Skipping the holder would end the redemption without the holder's payment.
-                Inserted::Exists(stored) => {
-                    return Err(Error::Damaged(format!(
-                        "reference {} belongs to operation {}",
-                        operation.external_ref, stored.operation_id
-                    )));
-                }
-            }
-        }
-        tx.commit().await?;
-        Ok(rows)
-    }
-
-    /// Distributes the next part, or ends the redemption if none is left. False if only refused
-    /// holders are left.
-    async fn distribute(
-        &self,
-        redemption: &mut IssueRedemption,
-        instrument: &Instrument,
-        refused: &mut BTreeSet<String>,
-        waiting: &mut VecDeque<RedemptionLine>,
-    ) -> Result<bool, Error> {
-        let next = self.next_part(redemption, instrument, refused, waiting);
-        let mut rows = next.await?;
-        if rows.is_empty() && !refused.is_empty() {
-            self.report_refused(redemption, refused.len());
-            return Ok(false);
-        }
-        if rows.is_empty() {
-            self.finish(redemption, &instrument.instrument_id).await?;
-            self.health.set_ok(&health_part(&redemption.instrument_id));
-            return Ok(true);
-        }
-        let part = redemption.parts_done;
-        let mut operations: Vec<_> = rows
-            .iter()
-            .map(|row| ledger_operation(row, instrument))
-            .filter(|made| !matches!(made, Ok(operation) if operation.postings.is_empty()))
-            .collect::<Result<_, _>>()?;
-        if !operations.is_empty() {
-            let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
-            let unposted = self
-                .post_part(&redemption.redemption_id, &operations, &scales)
-                .await?;
-            if !unposted.is_empty() {
-                let (left, posted): (Vec<_>, Vec<_>) = rows
-                    .into_iter()
-                    .partition(|row| unposted.contains_key(&row.operation_id));
-                for row in &left {
-                    tracing::error!(
-                        redemption_id = redemption.redemption_id,
-                        user_id = row.user_id,
-                        why = unposted[&row.operation_id],
-                        "ledger refuses to redeem a holder's units"
-                    );
-                }
-                self.delete_unposted(&left).await?;
-                refused.extend(left.into_iter().map(|row| row.external_ref));
-                rows = posted;
-                operations.retain(|operation| !unposted.contains_key(&operation.operation_id));
-                if rows.is_empty() {
-                    return Ok(true);
-                }
-            }
-        }
-        redemption.status = RedemptionStatus::Submitted;
-        let now_us = self.now_us();
-        let mut payouts = Vec::with_capacity(rows.len());
-        let mut tx = self.repo.begin().await?;
-        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
-        for row in &mut rows {
-            row.progress.gated = true;
-            if row.status == Status::Created {
-                row.set_status(Status::Processing, now_us);
-            }
-            self.repo.save_operation_in_tx(&mut tx, row).await?;
-            payouts.push(Payout {
-                holder: holder_address(row)?,
-                units: unsigned(row.units_minor),
-                payment: unsigned(row.payment_minor),
-            });
-        }
-        tx.commit().await?;
-        let action = Action::Distribute {
-            redemption: self.contracts.redemption,
-            id: redemption.redemption_id.clone(),
-            part,
-            token: self.token(instrument)?,
-            account: Address::of_user(REDEMPTION_ACCOUNT),
-            payouts,
-        };
-        let receipt = self
-            .send_and_wait(
-                &attempt_key(
-                    format!("{}:part:{part}", redemption.redemption_id),
-                    redemption,
-                ),
-                &action,
-            )
-            .await?;
-        let ids: Vec<_> = operations
-            .iter()
-            .map(|operation| operation.operation_id.clone())
-            .collect();
-        let reverted = receipt.status == ReceiptStatus::Reverted;
-        if reverted {
-            for id in &ids {
-                self.peers
-                    .reverse(&redemption.redemption_id, id, REVERTED_MESSAGE)
-                    .await?;
-            }
-        } else if !ids.is_empty() {
-            self.peers
-                .finalize(
-                    &redemption.redemption_id,
-                    &ids,
-                    &receipt.tx_hash.to_string(),
-                )
-                .await?;
-        }
-        self.end_part(redemption, rows, &receipt).await?;
-        if reverted {
-            self.fail(redemption, "distribution reverted").await?;
-        }
-        Ok(true)
-    }
-
-    fn report_refused(&self, redemption: &IssueRedemption, holders: usize) {
-        tracing::error!(
-            redemption_id = redemption.redemption_id,
-            instrument_id = redemption.instrument_id,
-            holders,
-            severity = "critical",
-            "holders of a redeemed issue cannot be paid yet"
-        );
-        let part = health_part(&redemption.instrument_id);
-        let reason = format!("{holders} holders cannot be paid yet");
-        self.health.set_failing(&part, reason);
-    }
-
-    /// Posts the operations of a part together, or one by one if the ledger refuses them together.
-    /// Returns the reason of each refused operation by its id. Does not use the ledger's
-    /// independent mode, because it stores a refusal under the operation's key forever.
-    async fn post_part(
-        &self,
-        correlation_id: &str,
-        operations: &[LedgerOperation],
-        scales: &[(String, u8)],
-    ) -> Result<BTreeMap<String, String>, Error> {
-        let mut refused = BTreeMap::new();
-        match self.peers.post(correlation_id, operations, scales).await {
-            Ok(()) => {
-                failpoint::reach(failpoint::PART_POSTED);
-                return Ok(refused);
-            }
-            Err(error) if error.is_transient() => return Err(error),
-            Err(_) => {}
-        }
-        for operation in operations {
-            let alone = std::slice::from_ref(operation);
-            match self.peers.post(correlation_id, alone, scales).await {
-                Ok(()) => {}
-                Err(error) if error.is_transient() => return Err(error),
-                Err(error) => {
-                    refused.insert(operation.operation_id.clone(), error.to_string());
-                }
-            }
-        }
-        Ok(refused)
-    }
-
-    /// Deletes operations that the ledger refused, for example because an order holds the units.
-    /// The next drive recreates them with current amounts.
-    async fn delete_unposted(&self, rows: &[Operation]) -> Result<(), Error> {
-        let mut tx = self.repo.begin().await?;
-        for row in rows {
-            self.repo
-                .delete_created_operation_in_tx(&mut tx, &row.operation_id)
-                .await?;
-        }
-        Ok(tx.commit().await?)
-    }
-
-    /// Stores the result of a part: its operations, events and metrics.
-    async fn end_part(
-        &self,
-        redemption: &mut IssueRedemption,
-        mut rows: Vec<Operation>,
-        receipt: &Receipt,
-    ) -> Result<(), Error> {
-        let now_us = self.now_us();
-        let mut events = Vec::new();
-        let mut tx = self.repo.begin().await?;
-        for operation in &mut rows {
-            operation.tx_hash = Some(receipt.tx_hash.to_string());
-            operation.block_number = Some(receipt.block_number);
-            operation.set_status(Status::OnchainSubmitted, now_us);
-            match receipt.status {
-                ReceiptStatus::Reverted => {
-                    operation.progress.chain = Chain::Reverted;
-                    operation.progress.undone = true;
-                    operation.rejection =
-                        Some((Rejection::IntegrationError, REVERTED_MESSAGE.to_owned()));
-                    operation.set_status(Status::Rejected, now_us);
-                }
-                ReceiptStatus::Success => {
-                    operation.progress.chain = Chain::Succeeded;
-                    operation.progress.settled = true;
-                    operation.set_status(Status::Finalized, now_us);
-                    events.push(publish::redeemed(operation));
-                    if operation.payment_minor > 0 {
-                        events.push(publish::notification(redemption, operation, now_us));
-                    }
-                }
-            }
-            self.repo.save_operation_in_tx(&mut tx, operation).await?;
-        }
-        redemption.tx_hash = Some(receipt.tx_hash.to_string());
-        if receipt.status == ReceiptStatus::Success {
-            redemption.parts_done += 1;
-        }
-        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
-        self.repo.publish_in_tx(&mut tx, &events).await?;
-        tx.commit().await?;
-        failpoint::reach(failpoint::PART_ENDED);
-        rows.iter().for_each(count_ended);
-        Ok(())
+        self.run(&mut redemption, &instrument).await?;
+        Ok(redemption)
     }
 
     /// Ends the redemption as FINALIZED and the issue as REDEEMED.
-    async fn finish(
+    pub(super) async fn finish(
         &self,
         redemption: &mut IssueRedemption,
         instrument_id: &str,
@@ -892,7 +397,7 @@ impl Service {
     }
 }
 
-fn health_part(instrument_id: &str) -> String {
+pub(super) fn health_part(instrument_id: &str) -> String {
     format!("redemption of {instrument_id}")
 }
 
@@ -921,93 +426,4 @@ fn record_date(
             },
         )),
     }
-}
-
-/// The key or id of a step in the current attempt. The first attempt has no suffix.
-fn attempt_key(name: String, redemption: &IssueRedemption) -> String {
-    match redemption.attempt {
-        0 => name,
-        attempt => format!("{name}:try-{attempt}"),
-    }
-}
-
-fn reference_of(redemption: &IssueRedemption, line: &RedemptionLine) -> String {
-    format!("{}:{}", redemption.redemption_id, line.address)
-}
-
-/// The operation that pays a holder and burns the units, in the current attempt.
-fn holder_operation(
-    redemption: &IssueRedemption,
-    instrument: &Instrument,
-    line: &RedemptionLine,
-    now_us: i64,
-) -> Operation {
-    let reference = reference_of(redemption, line);
-    let name = attempt_key(reference.clone(), redemption);
-    let operation_id = derived::holder_redemption(&name).to_string();
-    // A holder without a user id is served only on the chain.
-    let user_id = if line.user_id.is_empty() {
-        &line.address
-    } else {
-        &line.user_id
-    };
-    let mut operation = Operation::new(
-        Flow::Maturity,
-        user_id,
-        &operation_id,
-        &redemption.redemption_id,
-        now_us,
-    );
-    operation.operation_id = operation_id;
-    operation.amount = Decimal::from_minor(line.units_minor, instrument.decimals);
-    operation.units_minor = line.units_minor;
-    operation.currency_code = instrument.instrument_id.clone();
-    operation.instrument_id = instrument.instrument_id.clone();
-    operation.external_ref = reference;
-    operation.from_user_id = user_id.clone();
-    operation.payment_minor = line.payment_minor;
-    operation
-}
-
-/// The holder's address, which is the end of the operation's reference.
-fn holder_address(operation: &Operation) -> Result<Address, Error> {
-    let address = operation
-        .external_ref
-        .rsplit(':')
-        .next()
-        .unwrap_or_default();
-    address
-        .parse()
-        .map_err(|_| Error::Damaged("holder address".into()))
-}
-
-/// The ledger operation of a holder's payment and burn. Without postings for a holder without a
-/// user id.
-fn ledger_operation(
-    operation: &Operation,
-    instrument: &Instrument,
-) -> Result<LedgerOperation, Error> {
-    let user_id = &operation.user_id;
-    let has_account = user_id.parse::<Address>().is_err();
-    let mut postings = Vec::new();
-    if has_account && operation.payment_minor > 0 {
-        postings.push(Posting {
-            debit: subaccount::of_user(REDEMPTION_ACCOUNT, CFA_RUB),
-            credit: subaccount::of_user(user_id, CFA_RUB),
-            amount: Amount::rubles(Minor(operation.payment_minor)),
-            hold: None,
-            unsettled: true,
-        });
-    }
-    if has_account && operation.units_minor > 0 {
-        postings.push(Posting {
-            debit: subaccount::of_user(user_id, &instrument.instrument_id),
-            credit: subaccount::reserve(&instrument.instrument_id),
-            amount: peers::units(instrument, operation.units_minor)?,
-            hold: None,
-            unsettled: false,
-        });
-    }
-    let (id, kind) = (&operation.operation_id, operation.flow.kind());
-    Ok(peers::operation(id, kind, user_id, postings))
 }

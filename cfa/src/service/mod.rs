@@ -6,6 +6,7 @@
 //! | `drive` | executes the steps of `saga::next` for one operation |
 //! | `hold` | the hold of a redemption |
 //! | `enforcement` | freezes and forced transfers that a document orders |
+//! | `proceeds` | freezes of units that a redemption takes |
 //! | `block` | redemptions that compliance blocks, clears or refunds |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `offers` | users' offers to buy units of an issue, or to sell them back |
@@ -13,6 +14,8 @@
 //! | `placements`, `delivery` | the close of a placement, and what it issues |
 //! | `settle` | batches of trades |
 //! | `instruments`, `decision`, `maturity` | life cycle of an issue |
+//! | `coupons` | coupons by the calendar of an issue |
+//! | `distribution` | pays the holders for a redemption or a coupon, in parts |
 //! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
 //! | `anchor` | the ends of the ledger's hash chains, on the chain |
 //! | `compare` | the continuous comparison of chain and ledger |
@@ -24,8 +27,10 @@ pub mod anchor;
 mod block;
 pub mod bootstrap;
 pub mod compare;
+mod coupons;
 mod decision;
 mod delivery;
+mod distribution;
 mod drive;
 mod enforcement;
 mod extracts;
@@ -37,6 +42,7 @@ mod maturity;
 mod offer_limits;
 mod offers;
 mod placements;
+mod proceeds;
 mod redeem;
 mod registry;
 mod settle;
@@ -118,7 +124,7 @@ pub struct Service {
     pub config: CfaConfig,
     pub signing: Signing,
     pub health: rpc::Health,
-    /// One lock per operation, batch, instrument, redemption, offer or freeze.
+    /// One lock per operation, batch, instrument, redemption, coupon, offer or freeze.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,

@@ -146,8 +146,8 @@ impl Service {
         Ok(operation)
     }
 
-    /// Burns a holder's units. The issuer pays the nominal (buyback), or the nominal and due
-    /// coupons (maturity). Uses an offer of the holder, except at maturity by the terms.
+    /// Burns a holder's units. The issuer pays the nominal (buyback), or the nominal and the coupon
+    /// of the day (maturity). Uses an offer of the holder, except at maturity by the terms.
     ///
     /// # Errors
     /// Nothing is stored: `InstrumentNotActive`, `NominalMissing`, `NothingToPay`, `UserNotFound`,
@@ -258,7 +258,10 @@ fn payment_minor(
         _ => &[],
     };
     let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
-    let worth = plan::worth_per_unit(nominal, coupons, now_us);
+    // As the redemption of the whole issue: the coupon of the record day.
+    let matured_us = instrument.matures_at_us.filter(|at_us| *at_us <= now_us);
+    let record_us = matured_us.map_or(now_us, plan::end_of_day_us);
+    let worth = plan::worth_per_unit(nominal, coupons, record_us);
     let payment =
         worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
     match payment {

@@ -1,6 +1,6 @@
 //! Background tasks. One applies new blocks to the holder registry. The other, the sweep, resumes
 //! operations after a crash or an unavailable peer (T13), polls payouts without an event (T29),
-//! starts redemptions at maturity, and closes placements.
+//! starts redemptions at maturity, pays coupons, and closes placements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +118,7 @@ impl Service {
                 self.drive_redemption(&redemption_id).await.map(|_| ()),
             );
         }
+        log_failure("coupons", "", self.sweep_coupons().await);
         log_failure("offers", "", self.sweep_offers(before_us).await);
         log_failure("placements", "", self.close_due_placements().await);
         log_failure("freezes", "", self.sweep_freezes(before_us).await);

@@ -18,6 +18,7 @@ use testkit::{PATIENCE, Reservation, ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::issues::revert_under;
 use crate::redeem::{hold, redeem};
 use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
 use crate::world::*;
@@ -28,6 +29,10 @@ const PEERS: &str = "CFA_CRASH_PEERS";
 const UNITS_FOLDER: &str = "CFA_CRASH_UNITS_FOLDER";
 /// Folder of the child that redeems an issue.
 const ISSUE_FOLDER: &str = "CFA_CRASH_ISSUE_FOLDER";
+/// Folder of the child that pays a coupon.
+const COUPON_FOLDER: &str = "CFA_CRASH_COUPON_FOLDER";
+/// File in that folder: the chain reverts the first part.
+const REVERTS: &str = "reverts";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -566,4 +571,118 @@ async fn r098_killed_between_two_steps_of_a_redemption_every_holder_is_paid_once
         assert_eq!(world.supply("CFA-RUB").await, "2000.00", "{place}");
         world.stop().await;
     }
+}
+
+/// The child process that is killed while it pays a coupon. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_pays_a_coupon_and_is_killed() {
+    let Ok(folder) = std::env::var(COUPON_FOLDER) else {
+        return;
+    };
+    let mut world = World::start(Path::new(&folder)).await;
+    let now_us = world.clock.now_us();
+    let register = world.register(|request| {
+        request.coupons = vec![pb::Coupon {
+            pays_at: Some(proto::convert::to_timestamp_us(now_us)),
+            amount: decimal("35.505"),
+        }];
+    });
+    register.await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.issue("BOND-1", "bob", "1").await;
+    world.deposit("issuer", "200.00").await;
+    if Path::new(&folder).join(REVERTS).exists() {
+        let id = types::derived::coupon("BOND-1", 1);
+        revert_under(&mut world, &format!("{id}:part:0")).await;
+    }
+    world.clock.advance_us(2 * 24 * 3_600 * 1_000_000);
+    let driven = async {
+        loop {
+            world.resume_operations().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let driven = tokio::time::timeout(PATIENCE, driven);
+    driven.await.expect("killed at the failpoint");
+}
+
+// rows: R100 R101
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_killed_between_two_steps_of_a_coupon_every_holder_is_paid_once() {
+    // The first submission funds the coupon, the second distributes it.
+    let places = [
+        failpoint::COUPON_RECORDED.to_owned(),
+        format!("{}:1", failpoint::REDEMPTION_SUBMITTED),
+        format!("{}:1", failpoint::REDEMPTION_STEP),
+        failpoint::PART_POSTED.to_owned(),
+        format!("{}:2", failpoint::REDEMPTION_SUBMITTED),
+        format!("{}:2", failpoint::REDEMPTION_STEP),
+        failpoint::PART_ENDED.to_owned(),
+    ];
+    for place in places {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = ("crash::child_pays_a_coupon_and_is_killed", COUPON_FOLDER);
+        killed(child, folder.path(), &place).await;
+        let mut world = World::start(folder.path()).await;
+        let paid = async {
+            loop {
+                let request = pb::ListCouponsRequest {
+                    instrument_id: "BOND-1".into(),
+                    ..Default::default()
+                };
+                let listed = world.cfa.list_coupons(request).await.expect("listed");
+                if listed.into_inner().coupons[0].status() == pb::CouponStatus::Paid {
+                    break;
+                }
+                world.resume_operations().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let paid = tokio::time::timeout(PATIENCE, paid).await;
+        paid.unwrap_or_else(|_| panic!("{place}: the coupon is not paid"));
+        world.resume_operations().await;
+        for (user, minor, kept) in [
+            ("alice", 71_01, "71.01"),
+            ("bob", 35_51, "35.51"),
+            ("issuer", 93_48, "93.48"),
+        ] {
+            assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
+            let balance = world.balance(&format!("{user}:CFA-RUB")).await;
+            assert_eq!(balance.available.to_string(), kept, "{place} {user}");
+        }
+        assert_eq!(world.supply("BOND-1").await, "3", "{place}");
+        world.stop().await;
+    }
+}
+
+// rows: R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_killed_after_a_reverted_part_a_coupon_has_failed_and_is_paid_once_restarted() {
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::write(folder.path().join(REVERTS), "").expect("written");
+    let child = ("crash::child_pays_a_coupon_and_is_killed", COUPON_FOLDER);
+    killed(child, folder.path(), failpoint::PART_ENDED).await;
+    let mut world = World::start(folder.path()).await;
+    world.resume_operations().await;
+    let request = pb::ListCouponsRequest {
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    let listed = world.cfa.list_coupons(request).await.expect("listed");
+    let failed = listed.into_inner().coupons.remove(0);
+    assert_eq!(failed.status(), pb::CouponStatus::Failed);
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 0);
+    let request = pb::RestartCouponRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        number: 1,
+    };
+    let mut issuer = world.as_caller("sandbox.issuer.issuer");
+    let restarted = issuer.restart_coupon(request).await.expect("restarted");
+    let paid = restarted.into_inner().coupon.expect("coupon");
+    assert_eq!(paid.status(), pb::CouponStatus::Paid);
+    for (user, minor) in [("alice", 71_01), ("bob", 35_51), ("issuer", 93_48)] {
+        assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{user}");
+    }
+    world.stop().await;
 }

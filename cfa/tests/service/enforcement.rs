@@ -318,3 +318,101 @@ async fn a_freeze_that_the_ledger_refuses_after_a_crash_is_deleted() {
     assert_eq!(units(&mut world).await, pair("10", "10"));
     world.stop().await;
 }
+
+/// Redeems the issue by an operator's call.
+async fn redeem_issue(world: &mut World) -> pb::IssueRedemption {
+    let start = pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let started = world.cfa.start_redemption(start).await.expect("started");
+    started.into_inner().redemption.expect("redemption")
+}
+
+/// Balance and available money of Alice.
+async fn money(world: &mut World) -> (String, String) {
+    let balance = world.balance("alice:CFA-RUB").await;
+    (balance.balance.to_string(), balance.available.to_string())
+}
+
+/// The only freeze of Alice's money, once the contract has it.
+async fn frozen_money(world: &mut World) -> pb::EnforcementAct {
+    for _ in 0..1_000 {
+        world.resume_operations().await;
+        let request = pb::ListEnforcementActsRequest::default();
+        let listed = world.cfa.list_enforcement_acts(request).await;
+        let acts = listed.expect("listed").into_inner().acts.into_iter();
+        let mut found: Vec<_> = acts.filter(|act| act.instrument_id == "CFA-RUB").collect();
+        assert_eq!(found.len(), 1, "one freeze of the payment");
+        if found[0].status() == Active {
+            return found.remove(0);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("the payment is not frozen in the contract");
+}
+
+// rows: R102
+#[tokio::test(flavor = "multi_thread")]
+async fn r102_frozen_units_are_redeemed_and_their_payment_is_frozen() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    world.deposit("issuer", "10000.00").await;
+    let arrest = freeze(&world, Some("4")).await.expect("frozen");
+    let redemption = redeem_issue(&mut world).await;
+    assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+    assert_eq!(world.supply("BOND-1").await, "0");
+    assert_eq!(units(&mut world).await, pair("0", "0"));
+    // At once, before the contract has frozen it.
+    assert_eq!(money(&mut world).await, pair("10000.00", "6000.00"));
+    let ended = act(&mut world, &arrest.act_id).await;
+    assert_eq!((ended.status(), ended.left), (Used, amount("BOND-1", "0")));
+    let proceeds = frozen_money(&mut world).await;
+    assert_eq!(proceeds.left, amount("CFA-RUB", "4000.00"));
+    assert_eq!(proceeds.document, DOCUMENT);
+    let lifted = lift(&mut world, &proceeds.act_id).await.expect("lifted");
+    assert_eq!(lifted.status(), Lifted);
+    assert_eq!(money(&mut world).await, pair("10000.00", "10000.00"));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_of_all_units_freezes_the_whole_payment() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    world.deposit("issuer", "10000.00").await;
+    freeze(&world, Some("4")).await.expect("frozen");
+    freeze(&world, None).await.expect("frozen");
+    let redemption = redeem_issue(&mut world).await;
+    assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+    assert_eq!(money(&mut world).await, pair("10000.00", "0.00"));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_of_all_units_cancels_the_orders_of_the_holder() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    let cancelled = |world: &World| {
+        let trail = world.double.trail();
+        let of_alice = trail
+            .iter()
+            .filter(|call| *call == "cancel orders alice BOND-1");
+        of_alice.count()
+    };
+    let part = freeze(&world, Some("4")).await.expect("frozen");
+    assert_eq!((part.status(), cancelled(&world)), (Active, 0));
+    world.double.with(|state| state.market_unavailable = true);
+    let frozen = freeze(&world, None).await.expect("frozen");
+    // Ledger and contract do not wait for the market.
+    assert_eq!(frozen.status(), pb::EnforcementStatus::Pending);
+    let refused = transfer(&world, "1").await.expect_err("frozen");
+    assert_eq!(reason(&refused), "SUB_ACCOUNT_FROZEN");
+    world.double.with(|state| state.market_unavailable = false);
+    world.resume_operations().await;
+    let act = act(&mut world, &frozen.act_id).await;
+    assert_eq!((act.status(), cancelled(&world)), (Active, 1));
+    world.stop().await;
+}

@@ -1435,7 +1435,7 @@ async fn r330_http_reads_show_what_the_calls_return() {
 }
 
 /// Submits a transaction that reverts under the key of a future submission.
-async fn revert_under(world: &mut World, key: &str) {
+pub async fn revert_under(world: &mut World, key: &str) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
     let stranger = Action::Mint {
         token: token.parse().expect("address"),

@@ -4,6 +4,7 @@
 
 mod agreement;
 mod breaks;
+mod coupons;
 mod crash;
 mod decisions;
 mod enforcement;

@@ -232,15 +232,15 @@ fn require_proof(
     Ok(())
 }
 
-/// True for a type whose operations move units on chain. The CFA service makes them final, also
-/// those that were posted without awaiting the chain.
+/// True for a type whose operations move units or money on chain. The CFA service makes them final,
+/// also those that were posted without awaiting the chain.
 fn is_confirmed_by_chain(kind: OperationType) -> bool {
     use OperationType::{
-        Deposit, Enforcement, Issuance, P2pTransfer, Redemption, TradeBuy, TradeSell,
+        Coupon, Deposit, Enforcement, Issuance, P2pTransfer, Redemption, TradeBuy, TradeSell,
     };
     matches!(
         kind,
-        Deposit | P2pTransfer | Issuance | Redemption | TradeBuy | TradeSell | Enforcement
+        Deposit | P2pTransfer | Issuance | Redemption | TradeBuy | TradeSell | Enforcement | Coupon
     )
 }
 

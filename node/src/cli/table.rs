@@ -30,6 +30,7 @@ pub const NOUNS: &[(&str, &str)] = &[
         "Limits on what may leave or enter sub-accounts within a window",
     ),
     ("instrument", "Registered issues and their contracts"),
+    ("coupon", "Coupons of issues and their payments"),
     ("cfa", "Issue, redeem and transfer digital assets"),
     (
         "subscription",
@@ -114,6 +115,8 @@ pub const ENTRIES: &[Entry] = entries! {
         "instrument" "update" "UpdateInstrument";
         "instrument" "redeem" "StartRedemption";
         "instrument" "redemption" "GetRedemption";
+        "coupon" "list" "ListCoupons";
+        "coupon" "restart" "RestartCoupon";
         "instrument" "supply" "GetSupply";
         "cfa" "issue-rub" "IssueCfaRub";
         "cfa" "redeem-rub" "RedeemCfaRub";

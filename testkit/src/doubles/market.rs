@@ -59,11 +59,30 @@ impl MarketService for ServiceDoubles {
         Ok(Response::new(AdjustTradingHoldResponse { trading_hold }))
     }
 
+    async fn mass_cancel(
+        &self,
+        request: Request<MassCancelRequest>,
+    ) -> Result<Response<MassCancelResponse>, Status> {
+        let MassCancelRequest {
+            user_id,
+            instrument_id,
+            ..
+        } = request.into_inner();
+        self.with(|state| {
+            if state.market_unavailable {
+                return Err(rpc::status::unavailable("Market", 100));
+            }
+            state
+                .trail
+                .push(format!("cancel orders {user_id} {instrument_id}"));
+            Ok(Response::new(MassCancelResponse { cancelled: 0 }))
+        })
+    }
+
     unimplemented_methods!(
         place_order: PlaceOrderRequest => PlaceOrderResponse,
         cancel_order: CancelOrderRequest => CancelOrderResponse,
         amend_order: AmendOrderRequest => AmendOrderResponse,
-        mass_cancel: MassCancelRequest => MassCancelResponse,
         get_order: GetOrderRequest => GetOrderResponse,
         list_orders: ListOrdersRequest => ListOrdersResponse,
         get_trade: GetTradeRequest => GetTradeResponse,

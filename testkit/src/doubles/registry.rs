@@ -255,6 +255,8 @@ impl CfaRegistryService for Registry {
         redeem_investment_cfa: RedeemInvestmentCfaRequest => RedeemInvestmentCfaResponse,
         start_redemption: StartRedemptionRequest => StartRedemptionResponse,
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,
+        list_coupons: ListCouponsRequest => ListCouponsResponse,
+        restart_coupon: RestartCouponRequest => RestartCouponResponse,
         transfer_cfa: TransferCfaRequest => TransferCfaResponse,
         issue_extract: IssueExtractRequest => IssueExtractResponse,
         list_holders: ListHoldersRequest => ListHoldersResponse,

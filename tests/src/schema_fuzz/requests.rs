@@ -113,6 +113,8 @@ fn instruments(stage: &Stage, name: &str) -> Option<Value> {
             json!({ "instrumentId": spare, "reason": "REDEMPTION_REASON_BUYBACK" })
         }
         "cfa.GetRedemption" => json!({ "instrumentId": spare }),
+        // The issue has no coupons.
+        "cfa.RestartCoupon" => json!({ "instrumentId": spare, "number": 1 }),
         "cfa.TransferCfa" => json!({
             "instrumentId": bond, "fromUserId": user.id, "toUserId": stage.other.id,
             "amount": one,
