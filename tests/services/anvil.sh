@@ -15,7 +15,7 @@
 # not start.
 #
 # Each transaction gets a block at once. The chain id is 31337. Each SERVICE_HOME has its own
-# genesis block.
+# genesis block. ANVIL_OPTIONS are further arguments of the program.
 set -eu
 
 version=1.7.1
@@ -121,7 +121,7 @@ start() {
         echo $(($(date +%s) - 1 - $(printf %s "$home" | cksum | cut -d' ' -f1) % 1000000)) >"$home/genesis"
     # The node has its own session, so that a caller's Ctrl-C does not stop it.
     setsid "$anvil" --host 127.0.0.1 --port "$port" --chain-id 31337 --timestamp "$(cat "$home/genesis")" \
-        --state "$home/state.json" >"$home/node.log" 2>&1 </dev/null 9>&- &
+        --state "$home/state.json" ${ANVIL_OPTIONS:-} >"$home/node.log" 2>&1 </dev/null 9>&- &
     echo $! >"$home/pid"
     tries=0
     # The log line is the node's own: an open port could be that of another program.

@@ -15,7 +15,7 @@
 #
 # Each transaction gets a block at once. With GETH_PERIOD there is a block per that number of
 # seconds instead. The chain id is 1337. A block has about 16,000,000 gas, which one transaction may
-# use. Each SERVICE_HOME has its own genesis block.
+# use, or GETH_GAS. Each SERVICE_HOME has its own genesis block.
 set -eu
 
 version=v1.16.7
@@ -108,7 +108,7 @@ start() {
     choose_port
     echo "$port" >"$home/port"
     # The gas limit is part of the genesis block.
-    gas=$((15900000 + $(printf %s "$home" | cksum | cut -d' ' -f1) % 100000))
+    gas=${GETH_GAS:-$((15900000 + $(printf %s "$home" | cksum | cut -d' ' -f1) % 100000))}
     # The node has its own session, so that a caller's Ctrl-C does not stop it.
     setsid "$geth" --dev --dev.period "${GETH_PERIOD:-0}" --dev.gaslimit $gas --miner.gaslimit $gas \
         --datadir "$home/data" --gcmode archive --http --http.addr 127.0.0.1 --http.port "$port" \
