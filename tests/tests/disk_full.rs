@@ -372,7 +372,7 @@ async fn scenario(volume: Volume) {
 async fn low_scenario(volume: Volume) {
     let env = [
         ("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES),
-        ("PLATFORM_DISK__RESERVE_MIB", "64"),
+        ("PLATFORM_DISK__RESERVE_MIB", "128"),
     ];
     let mut platform = Platform::start_in(volume.folder.clone(), &env).await;
     let mut market = Market::open(&platform).await;
@@ -383,7 +383,8 @@ async fn low_scenario(volume: Volume) {
         .ok(&token, "market.PlaceOrder", order.clone())
         .await;
 
-    volume.fill_to(40 << 20);
+    // Enough for the write-ahead logs, which grow until they reach their final sizes.
+    volume.fill_to(110 << 20);
     let low = |health: &str| health.contains("the disk of data is low");
     market.until_failing(low).await;
     let accepted = market.order(Duration::from_secs(2)).await;
