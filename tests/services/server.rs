@@ -1,5 +1,5 @@
-//! A Kafka broker or a PostgreSQL server of the test's own, which the test may stop and kill. Tests
-//! of several crates that need these servers include this file.
+//! A Kafka broker, a PostgreSQL server or a node of a chain of the test's own, which the test may
+//! stop and kill. Tests of several crates that need these servers include this file.
 
 use std::{
     path::Path,
@@ -11,6 +11,8 @@ pub struct Server {
     /// Name of the script in the folder of this file.
     script: &'static str,
     state: tempfile::TempDir,
+    /// Settings of the script.
+    settings: &'static [(&'static str, &'static str)],
     /// Address or URL as the script prints it; a restart keeps it.
     pub address: String,
 }
@@ -18,47 +20,62 @@ pub struct Server {
 impl Server {
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn kafka() -> Self {
-        Self::start("kafka.sh")
+        Self::start("kafka.sh", &[])
     }
 
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn postgres() -> Self {
-        Self::start("postgres.sh")
+        Self::start("postgres.sh", &[])
     }
 
-    fn start(script: &'static str) -> Self {
+    #[allow(dead_code, reason = "each test target uses its part")]
+    pub fn anvil(settings: &'static [(&'static str, &'static str)]) -> Self {
+        Self::start("anvil.sh", settings)
+    }
+
+    #[allow(dead_code, reason = "each test target uses its part")]
+    pub fn geth(settings: &'static [(&'static str, &'static str)]) -> Self {
+        Self::start("geth.sh", settings)
+    }
+
+    fn start(script: &'static str, settings: &'static [(&'static str, &'static str)]) -> Self {
         let state = tempfile::tempdir().expect("a folder");
-        let address = run(script, state.path(), "start").expect("the server starts");
+        let address = run(script, state.path(), settings, "start").expect("the server starts");
         Server {
             script,
             state,
+            settings,
             address,
         }
+    }
+
+    fn run(&self, command: &str) -> Result<String, String> {
+        run(self.script, self.state.path(), self.settings, command)
     }
 
     /// Stops the server cleanly and keeps its state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn stop(&self) {
-        run(self.script, self.state.path(), "stop").expect("the server stops");
+        self.run("stop").expect("the server stops");
     }
 
     /// Kills the server (SIGKILL) and keeps its state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn kill(&self) {
-        run(self.script, self.state.path(), "kill").expect("the server is killed");
+        self.run("kill").expect("the server is killed");
     }
 
     /// Starts the server again on the kept state.
     #[allow(dead_code, reason = "each test target uses its part")]
     pub fn start_again(&self) {
-        let address = run(self.script, self.state.path(), "start").expect("the server starts");
+        let address = self.run("start").expect("the server starts");
         assert_eq!(address, self.address, "a restart keeps its port");
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Err(status) = run(self.script, self.state.path(), "clean") {
+        if let Err(status) = self.run("clean") {
             eprintln!("{} clean: {status}", self.script);
         }
     }
@@ -69,13 +86,24 @@ impl Drop for Server {
 ///
 /// # Errors
 /// The script cannot be started or fails; the text contains its standard error.
-fn run(script: &str, state: &Path, command: &str) -> Result<String, String> {
+fn run(
+    script: &str,
+    state: &Path,
+    settings: &[(&str, &str)],
+    command: &str,
+) -> Result<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/services");
     let done = Command::new(folder.join(script))
         .arg(command)
         .env("SERVICE_HOME", state)
+        .env_remove("ANVIL_OPTIONS")
+        .env_remove("ANVIL_PORT")
+        .env_remove("GETH_GAS")
+        .env_remove("GETH_PERIOD")
+        .env_remove("GETH_PORT")
         .env_remove("KAFKA_PORT")
         .env_remove("POSTGRES_PORT")
+        .envs(settings.iter().copied())
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("{script}: {error}"))?;

@@ -1,5 +1,5 @@
-//! The whole platform over a real Kafka broker, with its ledger on a real PostgreSQL. `cargo xtask
-//! full` runs it. It starts servers of its own, since it kills them.
+//! The whole platform over a real Kafka broker, with its ledger on a real PostgreSQL, and on anvil
+//! and geth. `cargo xtask full` runs it. It starts servers of its own, since it kills them.
 
 #[path = "../services/server.rs"]
 mod server;
@@ -60,6 +60,10 @@ const EXPECTED: [(&str, &str, &[&str]); 6] = [
     (topics::IDENTITY, "identity", &["UserCreatedEvent"]),
     (topics::CHAIN, "chain", &["TransactionReceiptReadyEvent"]),
 ];
+
+/// Keys of the accounts that the nodes fund in their genesis blocks. Both are public.
+const ANVIL_KEY: &str = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80";
+const GETH_KEY: &str = "0xb71c71a67e1177ad4e901695e1b4b9ee17ae16c6668d313eac2f96dbcda3f291";
 
 /// Sells one unit to the buyer.
 async fn trade(platform: &Platform, seller: &User, buyer: &User, bond: &str) {
@@ -282,5 +286,42 @@ fn r186_trades_matched_while_the_ledger_has_no_database_are_settled_once() {
         assert_eq!(units, Decimal::from(7));
         platform.proof().await;
         platform.stop().await;
+    });
+}
+
+// rows: R030
+#[test]
+fn r030_the_platform_runs_on_anvil_and_geth_and_waits_for_a_stopped_node() {
+    run(async {
+        for (node, chain_id, key) in [
+            (Server::anvil(&[]), "31337", ANVIL_KEY),
+            (Server::geth(&[]), "1337", GETH_KEY),
+        ] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let file = folder.path().join("operator.key");
+            std::fs::write(&file, key).expect("written");
+            let file = file.display().to_string();
+            let env = [
+                ("PLATFORM_CHAIN__RPC_URL", node.address.as_str()),
+                ("PLATFORM_CHAIN__CHAIN_ID", chain_id),
+                ("PLATFORM_CHAIN__OPERATOR_KEY_FILE", file.as_str()),
+                ("PLATFORM_CHAIN__POLL_INTERVAL_MS", "50"),
+            ];
+            let mut platform = Platform::start_with(&env).await;
+            platform.cli(&["--json", "demo"]).await.success();
+            let (buyer, seller) = (platform.rich("1000.00").await, platform.trader().await);
+            let bond = platform.bond().await;
+            platform.issue(&bond, &seller, "3").await;
+            trade(&platform, &seller, &buyer, &bond).await;
+            platform.settled(&bond, 1).await;
+            // Orders match without the chain; their settlement waits for it.
+            node.stop();
+            trade(&platform, &seller, &buyer, &bond).await;
+            node.start_again();
+            platform.settled(&bond, 2).await;
+            redeem(&platform, &buyer, "100.00").await;
+            platform.proof().await;
+            platform.stop().await;
+        }
     });
 }

@@ -1,5 +1,5 @@
-//! The full suite: tests that need services or file systems. The project's scripts install, start
-//! and stop the services.
+//! The full suite: tests that need services, nodes of chains or file systems. The project's scripts
+//! install, start and stop them.
 
 use std::path::Path;
 
@@ -107,10 +107,15 @@ fn load_attacks() -> anyhow::Result<()> {
 }
 
 /// Runs the tests named `full` of every crate: events on a real Kafka broker, ledger and outbox on
-/// a real PostgreSQL, the platform on both. Tests that stop or kill a service start their own.
+/// a real PostgreSQL, the platform on both, the connector on anvil and geth. Tests that stop or
+/// kill a service start their own.
 fn with_services() -> anyhow::Result<()> {
-    println!("full tests on a real Kafka broker and a real PostgreSQL");
+    println!("full tests on a real Kafka broker, a real PostgreSQL, anvil and geth");
     let root = shell::root();
+    // Now, and not in a test, whose output is hidden: the build of geth takes minutes.
+    for node in ["services/anvil.sh", "services/geth.sh"] {
+        shell::run(&root, &script(&root, node), &["install"])?;
+    }
     let kafka = script(&root, "services/kafka.sh");
     let postgres = script(&root, "services/postgres.sh");
     let tested = (|| {

@@ -4,6 +4,7 @@ mod attacks;
 mod bench;
 mod chaos;
 mod contracts;
+mod data_directory;
 mod demo;
 mod deny;
 mod dist;
@@ -46,6 +47,12 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
+    /// A data folder for later versions to open, `tests/data/NAME.tar.gz`. Needs `tar`. A change of
+    /// a store's format brings a migration, and the folder of an issue is made once, at its end.
+    DataDirectory {
+        /// `stores-` and lower-case letters, digits or `-`.
+        name: String,
+    },
     /// Licences, banned crates, sources and known vulnerabilities of all dependencies
     /// (`deny.toml`). Installs the tool it needs.
     Deny {
@@ -66,10 +73,10 @@ enum Task {
     /// mkfs.ext4, flock, setpriv, setsid, timeout.
     ///
     /// Installs with apt-get if it is missing: PostgreSQL. Downloads into the checkout: Kafka
-    /// (Maven), the conformance suite, grpcurl and code generators (Go), buf and the TypeScript
-    /// client's packages (npm), the Python client's packages (pip).
+    /// (Maven), the conformance suite, grpcurl, code generators and geth (Go), buf, anvil and the
+    /// TypeScript client's packages (npm), the Python client's packages (pip).
     ///
-    /// Starts and stops: a Kafka broker and a PostgreSQL server on the loopback.
+    /// Starts and stops: a Kafka broker, a PostgreSQL server and nodes of chains on the loopback.
     Full,
     /// Fuzz targets of the decoders under libFuzzer. Needs a C++ compiler, which it does not
     /// install.
@@ -194,6 +201,7 @@ fn main() -> anyhow::Result<()> {
             minutes,
         } => chaos::run(seed, kills, minutes),
         Task::Contracts { write } => contracts::run(write),
+        Task::DataDirectory { name } => data_directory::run(&name),
         Task::Deny { advisories } => deny::run(advisories),
         Task::Demo => demo::run(),
         Task::Dist => dist::run(),

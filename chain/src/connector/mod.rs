@@ -231,6 +231,8 @@ struct Inner {
     read_tip: AtomicU64,
     /// Gas limit of the last read block; 0: none was read since the start.
     block_gas_limit: AtomicU64,
+    /// Gas limit of a transaction on this chain; `u64::MAX` until a node refuses more.
+    transaction_gas_limit: AtomicU64,
     /// Number of the last final block whose receipts were read.
     last_read_block: watch::Sender<u64>,
     recent: Mutex<RecentBlocks>,
@@ -277,6 +279,7 @@ impl Connector {
             head: AtomicU64::new(head),
             read_tip: AtomicU64::new(cursor),
             block_gas_limit: AtomicU64::new(0),
+            transaction_gas_limit: AtomicU64::new(u64::MAX),
             last_read_block,
             recent: Mutex::default(),
             broken: Mutex::new(None),

@@ -17,6 +17,8 @@ pub(super) enum Meaning {
     Underpriced,
     /// The account cannot pay for the gas.
     NoFunds,
+    /// The gas limit is above what the chain allows a transaction (EIP-7825).
+    GasAboveCap,
     /// No block can contain the transaction as it is.
     Invalid,
     /// Execution of a call or estimate failed.
@@ -49,10 +51,11 @@ const MEANINGS: &[(&str, Meaning)] = &[
     ("insufficient funds", Meaning::NoFunds),
     ("insufficientfunds", Meaning::NoFunds),
     ("upfront cost exceeds account balance", Meaning::NoFunds),
+    ("gas limit too high", Meaning::GasAboveCap),
+    ("tx_gas_limit_cap", Meaning::GasAboveCap),
     ("intrinsic gas", Meaning::Invalid),
     ("exceeds block gas limit", Meaning::Invalid),
     ("gaslimitexceeded", Meaning::Invalid),
-    ("gas limit too high", Meaning::Invalid),
     ("fee cap exceeded", Meaning::Invalid),
     ("exceeds the configured cap", Meaning::Invalid),
     ("invalid sender", Meaning::Invalid),
@@ -64,6 +67,9 @@ const MEANINGS: &[(&str, Meaning)] = &[
     ("oversized data", Meaning::Invalid),
     ("execution reverted", Meaning::Reverted),
     ("execution halted", Meaning::Reverted),
+    ("evm error", Meaning::Reverted),
+    ("invalid opcode", Meaning::Reverted),
+    ("gas required exceeds allowance", Meaning::Reverted),
 ];
 
 pub(super) fn meaning(message: &str) -> Meaning {
@@ -112,12 +118,34 @@ mod tests {
                 Meaning::Invalid,
             ),
             ("Intrinsic gas exceeds gas limit", Meaning::Invalid),
+            (
+                "intrinsic gas too high -- tx.gas_limit > env.block.gas_limit",
+                Meaning::Invalid,
+            ),
+            (
+                "intrinsic gas too high -- tx.gas_limit > env.cfg.tx_gas_limit_cap",
+                Meaning::GasAboveCap,
+            ),
+            (
+                "transaction gas limit too high (cap: 16777216, tx: 17000000)",
+                Meaning::GasAboveCap,
+            ),
+            (
+                "transaction gas price below minimum: gas tip cap 0, minimum needed 1",
+                Meaning::Underpriced,
+            ),
             ("exceeds block gas limit", Meaning::Invalid),
             (
                 "Transaction gas limit exceeds block gas limit",
                 Meaning::Invalid,
             ),
             ("execution reverted: ERC20: not enough", Meaning::Reverted),
+            ("EVM error InvalidFEOpcode", Meaning::Reverted),
+            ("invalid opcode: INVALID", Meaning::Reverted),
+            (
+                "Out of gas: gas required exceeds allowance: 30000000",
+                Meaning::Reverted,
+            ),
             ("txpool is full", Meaning::Unknown),
             ("Unknown transaction type", Meaning::Invalid),
             ("Internal error", Meaning::Unknown),

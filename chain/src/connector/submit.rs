@@ -32,6 +32,8 @@ use crate::{Address, TxHash};
 
 /// Gas of a transfer without data.
 const TRANSFER_GAS: u64 = 21_000;
+/// Gas limit of a transaction on chains with EIP-7825.
+const TRANSACTION_GAS_MAX: u64 = 1 << 24;
 
 /// Answer of the node to a sent transaction.
 #[derive(Debug)]
@@ -92,15 +94,15 @@ impl Connector {
         if let Some(known) = self.inner.repo.by_key(key).await? {
             return self.submit_again(&known).await;
         }
-        let gas_limit = match call.gas_limit {
+        let gas_needed = match call.gas_limit {
             Some(gas_limit) => gas_limit,
             None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
         };
-        let gas_limit = self.within_block(gas_limit);
         let fees = self.estimate_fees().await?;
-        // The second attempt takes the nonce from the node, in case another program sent
-        // transactions from the signing account.
-        for is_last in [false, true] {
+        // A later attempt takes the nonce from the node, in case another program sent transactions
+        // from the signing account, or the gas limit that the chain allows.
+        for is_last in [false, false, true] {
+            let gas_limit = self.allowed_gas(gas_needed);
             let (attempt, _sending) = self.assign(key, call, gas_limit, fees).await?;
             let submission = Submission {
                 tx_hash: attempt.tx_hash,
@@ -124,21 +126,37 @@ impl Connector {
                 return Ok(submission);
             }
             count("REFUSED");
-            if is_last || !is_nonce_taken(meaning) {
+            let is_above_cap = meaning == Meaning::GasAboveCap && self.cap_gas(gas_limit);
+            if is_last || !(is_above_cap || is_nonce_taken(meaning)) {
                 return Err(self.refusal(meaning, reason));
             }
-            self.skip_nonce(meaning, attempt.nonce).await?;
+            if is_nonce_taken(meaning) {
+                self.skip_nonce(meaning, attempt.nonce).await?;
+            }
         }
-        unreachable!("the second attempt returns")
+        unreachable!("the last attempt returns")
     }
 
-    /// At most the gas of the last read block: nodes refuse more. Most actions use far less than
-    /// their limit, and one that needs more than a block reverts.
-    fn within_block(&self, gas_limit: u64) -> u64 {
+    /// At most the gas of the last read block and of a transaction: nodes refuse more. Most actions
+    /// use far less than their limit, and one that needs more reverts.
+    fn allowed_gas(&self, gas_needed: u64) -> u64 {
+        let of_transaction = self.inner.transaction_gas_limit.load(Ordering::Relaxed);
+        let gas_limit = gas_needed.min(of_transaction);
         match self.inner.block_gas_limit.load(Ordering::Relaxed) {
             0 => gas_limit,
             of_block => gas_limit.min(of_block),
         }
+    }
+
+    /// Notes that the chain limits the gas of a transaction. False: the refused gas is within that
+    /// limit, so the refusal has another cause.
+    fn cap_gas(&self, refused: u64) -> bool {
+        if refused <= TRANSACTION_GAS_MAX {
+            return false;
+        }
+        let limit = &self.inner.transaction_gas_limit;
+        limit.store(TRANSACTION_GAS_MAX, Ordering::Relaxed);
+        true
     }
 
     /// A repeat of a known key.
@@ -188,8 +206,13 @@ impl Connector {
             let mut next_nonce = self.inner.next_nonce.lock().await;
             let nonce = *next_nonce;
             let contract = self.contract(tx.to.is_create(), nonce);
-            let attempt = self.sign(with_fees(TxEip1559 { nonce, ..tx }, fees), false);
-            let attempt = attempt.await?;
+            let gas_limit = self.allowed_gas(tx.gas_limit);
+            let tx = TxEip1559 {
+                nonce,
+                gas_limit,
+                ..tx
+            };
+            let attempt = self.sign(with_fees(tx, fees), false).await?;
             let sending = self.mark(nonce);
             let text = address_text(contract);
             let stored = self.inner.repo.renew(&known.key, &attempt, &text).await;
@@ -223,6 +246,10 @@ impl Connector {
         }
         if is_nonce_taken(meaning) {
             self.skip_nonce(meaning, attempt.nonce).await?;
+            return Err(ChainError::Unavailable(reason));
+        }
+        let gas_limit = transaction(&attempt)?.gas_limit;
+        if meaning == Meaning::GasAboveCap && self.cap_gas(gas_limit) {
             return Err(ChainError::Unavailable(reason));
         }
         Err(self.refusal(meaning, reason))

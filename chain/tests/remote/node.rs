@@ -13,11 +13,15 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use chain::Address;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
+use crate::common::Lab;
+
 pub const CHAIN_ID: u64 = 90_211;
+const BLOCK_GAS: u64 = 30_000_000;
 
 /// What the node says to a transaction; `None`: it takes it.
 type Judge = Box<dyn Fn(&TxEnvelope) -> Option<String> + Send>;
@@ -29,9 +33,6 @@ struct Mined {
     transactions: Vec<TxEnvelope>,
 }
 
-/// Blocks to restore.
-pub struct Blocks(Vec<Mined>);
-
 pub struct Script {
     blocks: Vec<Mined>,
     pool: BTreeMap<u64, TxEnvelope>,
@@ -40,6 +41,8 @@ pub struct Script {
     /// Also the lowest fee of a transaction that enters a block.
     pub base_fee: u64,
     pub balance: u64,
+    /// Refuses every transaction: the account cannot pay.
+    is_poor: bool,
     pub judge: Option<Judge>,
     /// Sends of these nonces are answered after the notice.
     pub hangs: HashMap<u64, Arc<Notify>>,
@@ -56,6 +59,7 @@ pub struct Script {
 pub struct Node {
     script: Arc<Mutex<Script>>,
     is_away: Arc<Mutex<bool>>,
+    kept: Arc<Mutex<Vec<Mined>>>,
 }
 
 impl Node {
@@ -67,6 +71,7 @@ impl Node {
             salt,
             base_fee: 100,
             balance: 1_000_000_000,
+            is_poor: false,
             judge: None,
             hangs: HashMap::new(),
             hanging: 0,
@@ -77,27 +82,23 @@ impl Node {
         Self {
             script: Arc::new(Mutex::new(script)),
             is_away: Arc::default(),
+            kept: Arc::default(),
         }
-    }
-
-    /// Another node of the same chain.
-    pub fn peer(&self) -> Self {
-        Self {
-            script: self.script.clone(),
-            is_away: Arc::default(),
-        }
-    }
-
-    pub fn set_away(&self, is_away: bool) {
-        *self.is_away.lock().expect("a lock") = is_away;
     }
 
     pub fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().expect("a lock")
     }
+}
 
-    /// Serves a port; returns its URL.
-    pub async fn serve(&self) -> String {
+impl Lab for Node {
+    const IS_STEPPED: bool = true;
+
+    fn chain_id(&self) -> u64 {
+        CHAIN_ID
+    }
+
+    async fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port");
         let url = format!("http://{}", listener.local_addr().expect("address"));
         let router = Router::new()
@@ -105,6 +106,86 @@ impl Node {
             .with_state(self.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         url
+    }
+
+    fn peer(&self) -> Self {
+        Self {
+            is_away: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    fn set_away(&self, is_away: bool) {
+        *self.is_away.lock().expect("a lock") = is_away;
+    }
+
+    async fn make_poor(&self) {
+        let mut script = self.script();
+        script.is_poor = true;
+        script.balance = 0;
+    }
+
+    async fn fund(&self, _: Address) {
+        let mut script = self.script();
+        script.is_poor = false;
+        script.balance = 1_000_000_000;
+    }
+
+    async fn mine(&self) {
+        self.script().mine();
+    }
+
+    async fn mine_empty(&self, count: usize) {
+        self.script().mine_empty(count);
+    }
+
+    async fn fill_blocks(&self) {}
+
+    /// The base fee is above the fee of the waiting transactions, which is twice the base fee
+    /// before.
+    async fn pass_blocks(&self, count: u64) {
+        let mut script = self.script();
+        script.base_fee = 1_000;
+        script.mine_empty(count as usize);
+    }
+
+    async fn preempt(&self, transaction: TxEnvelope) {
+        self.script().mine_this(transaction);
+    }
+
+    async fn remove_blocks(&self, count: u64) {
+        self.script().remove_blocks(count as usize);
+    }
+
+    async fn keep(&self) {
+        *self.kept.lock().expect("a lock") = self.script().blocks.clone();
+    }
+
+    async fn restore(&self) -> bool {
+        self.script().blocks = self.kept.lock().expect("a lock").clone();
+        true
+    }
+
+    async fn head(&self) -> u64 {
+        self.script().head()
+    }
+
+    async fn mined(&self) -> Vec<(u64, TxEnvelope)> {
+        let script = self.script();
+        let blocks = script.blocks.iter();
+        let mined = blocks.flat_map(|block| {
+            let transactions = block.transactions.iter().cloned();
+            transactions.map(move |transaction| (block.header.number, transaction))
+        });
+        mined.collect()
+    }
+
+    fn received(&self) -> Vec<TxEnvelope> {
+        self.script().received.clone()
+    }
+
+    async fn block_gas_limit(&self) -> u64 {
+        BLOCK_GAS
     }
 }
 
@@ -116,7 +197,7 @@ impl Script {
             parent_hash: self.blocks.last().map_or(B256::ZERO, |block| block.hash),
             timestamp: 1_700_000_000 + number,
             base_fee_per_gas: Some(self.base_fee),
-            gas_limit: 30_000_000,
+            gas_limit: BLOCK_GAS,
             ..Header::default()
         };
         let seed = format!("{number} {} {}", self.salt, transactions.len());
@@ -164,14 +245,6 @@ impl Script {
         self.pool.clear();
     }
 
-    pub fn blocks(&self) -> Blocks {
-        Blocks(self.blocks.clone())
-    }
-
-    pub fn set_blocks(&mut self, blocks: Blocks) {
-        self.blocks = blocks.0;
-    }
-
     pub fn head(&self) -> u64 {
         self.blocks.len() as u64 - 1
     }
@@ -193,6 +266,9 @@ impl Script {
         let hash = *transaction.tx_hash();
         if self.received.iter().all(|known| *known.tx_hash() != hash) {
             self.received.push(transaction.clone());
+        }
+        if self.is_poor {
+            return Err("Upfront cost exceeds account balance".into());
         }
         if let Some(refusal) = self.judge.as_ref().and_then(|judge| judge(&transaction)) {
             return Err(refusal);

@@ -1,12 +1,9 @@
 //! Transactions that the node refuses, loses or leaves waiting.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use alloy::consensus::{SignableTransaction, Transaction as _, TxEip1559, TxEnvelope};
-use alloy::primitives::TxKind;
-use alloy::signers::SignerSync;
-use alloy::signers::local::PrivateKeySigner;
-use chain::ChainError;
+use alloy::consensus::{Transaction as _, TxEnvelope};
 use tokio::sync::Notify;
 
 use super::*;
@@ -26,7 +23,7 @@ fn refusing(
 async fn r064_a_transaction_refused_for_good_is_cancelled_and_tried_again() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
-    let config = config(folder.path(), node.serve().await);
+    let config = config(folder.path(), &node).await;
     let chain = start(folder.path(), config.clone()).await;
     // The answer leaves open whether the node has it, so its nonce stays assigned.
     node.script().judge = refusing("first", "node is syncing");
@@ -53,7 +50,7 @@ async fn r064_a_transaction_refused_for_good_is_cancelled_and_tried_again() {
     .await;
     node.script().mine();
     assert_eq!(chain.receipt(&second.tx_hash).await.block_number, 1);
-    assert_eq!(executions(&node, "first"), 0);
+    assert_eq!(executions(&node, "first").await, 0);
     // A repeat learns of the refusal, after which nothing of the key is left.
     let connector = chain.handle.connector();
     let refused = eventually(
@@ -70,7 +67,7 @@ async fn r064_a_transaction_refused_for_good_is_cancelled_and_tried_again() {
     let again = chain.submit("first").await;
     node.script().mine();
     let receipt = chain.receipt(&again.tx_hash).await;
-    assert_eq!(executions(&node, "first"), 1);
+    assert_eq!(executions(&node, "first").await, 1);
     assert_eq!(receipt.included_tx_hash, again.tx_hash);
     chain.stop().await;
 }
@@ -80,7 +77,7 @@ async fn r064_a_transaction_refused_for_good_is_cancelled_and_tried_again() {
 async fn r064_the_call_of_a_cancelled_transaction_keeps_its_hash_and_acts_once() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
-    let config = config(folder.path(), node.serve().await);
+    let config = config(folder.path(), &node).await;
     let chain = start(folder.path(), config.clone()).await;
     let first = chain.submit("first").await;
     // The node loses it and refuses it from now on.
@@ -113,7 +110,7 @@ async fn r064_the_call_of_a_cancelled_transaction_keeps_its_hash_and_acts_once()
     let receipt = tokio::time::timeout(WAIT, receipt).await.expect("in time");
     assert_eq!(receipt.tx_hash, first.tx_hash);
     assert_ne!(receipt.included_tx_hash, first.tx_hash);
-    assert_eq!(executions(&node, "first"), 1);
+    assert_eq!(executions(&node, "first").await, 1);
     let by_its_own = chain.receipt(&receipt.included_tx_hash).await;
     assert_eq!(by_its_own, receipt);
     chain.stop().await;
@@ -126,7 +123,7 @@ async fn r064_an_unanswered_send_does_not_hold_up_other_submissions() {
     let node = Node::new(0);
     let notice = Arc::new(Notify::new());
     node.script().hangs.insert(0, notice.clone());
-    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
+    let chain = start(folder.path(), config(folder.path(), &node).await).await;
     let connector = chain.handle.connector();
     let hanging = tokio::spawn(async move { connector.submit("first", &call("first")).await });
     until(|| node.script().hanging == 1).await;
@@ -143,36 +140,7 @@ async fn r064_an_unanswered_send_does_not_hold_up_other_submissions() {
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
 async fn r064_a_transaction_without_inclusion_is_replaced_with_a_higher_fee() {
-    let folder = tempfile::tempdir().expect("folder");
-    let node = Node::new(0);
-    let config = ChainConfig {
-        replace_after_blocks: 3,
-        ..config(folder.path(), node.serve().await)
-    };
-    let chain = start(folder.path(), config).await;
-    let sent = chain.submit("first").await;
-    // Above the fee of the transaction, which is twice the base fee before.
-    node.script().base_fee = 1_000;
-    node.script().mine_empty(2);
-    tokio::time::sleep(MOMENT).await;
-    assert_eq!(node.script().received.len(), 1, "two blocks are too few");
-    node.script().mine_empty(1);
-    until(|| node.script().received.len() > 1).await;
-    let received = node.script().received.clone();
-    let [old, new] = [&received[0], &received[1]];
-    assert_eq!((old.nonce(), new.nonce()), (0, 0));
-    assert_eq!(old.input(), new.input());
-    assert!(8 * new.max_fee_per_gas() >= 9 * old.max_fee_per_gas());
-    let priority = |tx: &TxEnvelope| tx.max_priority_fee_per_gas().expect("EIP-1559");
-    assert!(8 * priority(new) >= 9 * priority(old));
-    node.script().mine();
-    let receipt = chain.receipt(&sent.tx_hash).await;
-    assert_eq!(receipt.tx_hash, sent.tx_hash);
-    assert_eq!(receipt.included_tx_hash, TxHash::from(*new.tx_hash()));
-    assert_eq!(executions(&node, "first"), 1);
-    // A repeat of the key returns the first submission.
-    assert_eq!(chain.submit("first").await, sent);
-    chain.stop().await;
+    nodes::a_transaction_without_inclusion_is_replaced_with_a_higher_fee(&Node::new(0)).await;
 }
 
 // rows: R064
@@ -182,7 +150,7 @@ async fn r064_the_replaced_transaction_counts_if_a_block_contains_it() {
     let node = Node::new(0);
     let config = ChainConfig {
         replace_after_blocks: 1,
-        ..config(folder.path(), node.serve().await)
+        ..config(folder.path(), &node).await
     };
     let chain = start(folder.path(), config).await;
     let sent = chain.submit("first").await;
@@ -195,7 +163,7 @@ async fn r064_the_replaced_transaction_counts_if_a_block_contains_it() {
     assert_eq!(receipt.included_tx_hash, sent.tx_hash);
     node.script().mine();
     tokio::time::sleep(MOMENT).await;
-    assert_eq!(executions(&node, "first"), 1);
+    assert_eq!(executions(&node, "first").await, 1);
     assert_eq!(chain.failing("transactions"), None);
     chain.stop().await;
 }
@@ -209,7 +177,7 @@ async fn r064_the_fee_stops_at_its_limit_and_health_shows_it() {
     let config = ChainConfig {
         replace_after_blocks: 1,
         max_fee_per_gas_gwei: 1,
-        ..config(folder.path(), node.serve().await)
+        ..config(folder.path(), &node).await
     };
     let chain = start(folder.path(), config).await;
     let sent = chain.submit("first").await;
@@ -234,79 +202,13 @@ async fn r064_the_fee_stops_at_its_limit_and_health_shows_it() {
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
 async fn r064_a_call_has_at_most_the_gas_of_a_block() {
-    let folder = tempfile::tempdir().expect("folder");
-    let node = Node::new(0);
-    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
-    let first = chain.submit("first").await;
-    node.script().mine();
-    chain.receipt(&first.tx_hash).await;
-    let batch = Call {
-        gas_limit: Some(43_100_000),
-        ..call("batch")
-    };
-    let connector = chain.handle.connector();
-    let sent = connector.submit("batch", &batch).await.expect("submitted");
-    let received = node.script().received.clone();
-    let limits: Vec<u64> = received.iter().map(|tx| tx.gas_limit()).collect();
-    assert_eq!(limits, [100_000, 30_000_000]);
-    node.script().mine();
-    chain.receipt(&sent.tx_hash).await;
-    chain.stop().await;
-}
-
-/// A transaction of another program with the operator's key.
-fn foreign(folder: &Path, nonce: u64) -> TxEnvelope {
-    let key = std::fs::read_to_string(key_file(folder)).expect("key");
-    let key: PrivateKeySigner = key.trim().parse().expect("a key");
-    let tx = TxEip1559 {
-        chain_id: CHAIN_ID,
-        nonce,
-        gas_limit: 21_000,
-        max_fee_per_gas: 10_000,
-        max_priority_fee_per_gas: 1,
-        to: TxKind::Call(key.address()),
-        ..TxEip1559::default()
-    };
-    let signature = key.sign_hash_sync(&tx.signature_hash()).expect("signed");
-    TxEnvelope::from(tx.into_signed(signature))
+    nodes::a_call_has_at_most_the_gas_of_a_block(&Node::new(0)).await;
 }
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
 async fn r064_a_nonce_that_a_reorganisation_freed_is_filled() {
-    let folder = tempfile::tempdir().expect("folder");
-    let node = Node::new(0);
-    let config = ChainConfig {
-        confirmations: 5,
-        ..config(folder.path(), node.serve().await)
-    };
-    // Creates the key.
-    start(folder.path(), config.clone()).await.stop().await;
-    node.script().mine_this(foreign(folder.path(), 0));
-    let chain = start(folder.path(), config).await;
-    let sent = chain.submit("first").await;
-    assert_eq!(sent.nonce, 1);
-    {
-        let mut script = node.script();
-        script.remove_blocks(1);
-        script.mine_empty(2);
-    }
-    until(|| {
-        let received = node.script().received.clone();
-        received
-            .iter()
-            .any(|tx| tx.nonce() == 0 && tx.input().is_empty())
-    })
-    .await;
-    until(|| {
-        let mut script = node.script();
-        script.mine();
-        script.mined().len() == 2
-    })
-    .await;
-    node.script().mine_empty(5);
-    chain.receipt(&sent.tx_hash).await;
-    chain.stop().await;
+    nodes::a_nonce_that_a_reorganisation_freed_is_filled(&Node::new(0)).await;
 }
 
 // rows: R064
@@ -317,11 +219,12 @@ async fn r064_a_filler_with_a_higher_fee_is_not_sent_again_under_another_nonce()
     let config = ChainConfig {
         confirmations: 2,
         replace_after_blocks: 1,
-        ..config(folder.path(), node.serve().await)
+        ..config(folder.path(), &node).await
     };
     // Creates the key.
     start(folder.path(), config.clone()).await.stop().await;
-    node.script().mine_this(foreign(folder.path(), 0));
+    node.script()
+        .mine_this(nodes::foreign(folder.path(), CHAIN_ID, 0));
     let chain = start(folder.path(), config).await;
     let sent = chain.submit("first").await;
     {
@@ -362,7 +265,7 @@ async fn r064_a_filler_with_a_higher_fee_is_not_sent_again_under_another_nonce()
 async fn r064_a_call_whose_refusal_the_caller_knows_is_not_sent_by_a_later_step_of_the_round() {
     let folder = tempfile::tempdir().expect("folder");
     let node = Node::new(0);
-    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
+    let chain = start(folder.path(), config(folder.path(), &node).await).await;
     chain.submit("first").await;
     let [first, second] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
     node.script().hangs.insert(1, second.clone());
@@ -387,58 +290,31 @@ async fn r064_a_call_whose_refusal_the_caller_knows_is_not_sent_by_a_later_step_
     first.notify_one();
     tokio::time::sleep(MOMENT).await;
     node.script().mine();
-    assert_eq!(executions(&node, "first"), 1);
-    assert_eq!(executions(&node, "second"), 0);
+    assert_eq!(executions(&node, "first").await, 1);
+    assert_eq!(executions(&node, "second").await, 0);
     chain.stop().await;
 }
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
 async fn r064_a_submission_whose_nonce_another_program_used_gets_a_new_one() {
-    let folder = tempfile::tempdir().expect("folder");
-    let node = Node::new(0);
-    let config = ChainConfig {
-        confirmations: 2,
-        ..config(folder.path(), node.serve().await)
-    };
-    let chain = start(folder.path(), config).await;
-    let sent = chain.submit("first").await;
-    node.script().mine_this(foreign(folder.path(), 0));
-    tokio::time::sleep(MOMENT).await;
-    let sent_again = |script: &node::Script| script.received.iter().any(|tx| tx.nonce() == 1);
-    assert!(!sent_again(&node.script()), "the block may be replaced");
-    node.script().mine_empty(2);
-    until(|| sent_again(&node.script())).await;
-    node.script().mine();
-    node.script().mine_empty(2);
-    let receipt = chain.receipt(&sent.tx_hash).await;
-    assert_ne!(receipt.included_tx_hash, sent.tx_hash);
-    assert_eq!(executions(&node, "first"), 1);
-    chain.stop().await;
+    nodes::a_submission_whose_nonce_another_program_used_gets_a_new_one(&Node::new(0)).await;
 }
 
 // rows: R064
 #[tokio::test(flavor = "multi_thread")]
 async fn r064_an_account_without_coins_is_named_and_frees_its_nonces() {
-    let folder = tempfile::tempdir().expect("folder");
+    nodes::an_account_without_coins_is_named_and_frees_its_nonces(&Node::new(0)).await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_a_call_above_the_gas_limit_of_a_transaction_is_sent_with_that_limit() {
     let node = Node::new(0);
-    node.script().balance = 0;
-    node.script().judge = Some(Box::new(|_: &TxEnvelope| {
-        Some("Upfront cost exceeds account balance".into())
+    node.script().judge = Some(Box::new(|tx: &TxEnvelope| {
+        let gas = tx.gas_limit();
+        let text = format!("transaction gas limit too high (cap: 16777216, tx: {gas})");
+        (gas > 1 << 24).then_some(text)
     }));
-    let chain = start(folder.path(), config(folder.path(), node.serve().await)).await;
-    let connector = chain.handle.connector();
-    let operator = connector.operator().to_string();
-    for key in ["first", "second"] {
-        let refused = connector.submit(key, &call(key)).await;
-        let text = refused.expect_err("refused").to_string();
-        assert!(text.contains(&operator), "{text}");
-        assert_eq!(connector.submission(key).await.expect("read"), None);
-    }
-    node.script().judge = None;
-    let sent = chain.submit("first").await;
-    assert_eq!(sent.nonce, 0);
-    node.script().mine();
-    chain.receipt(&sent.tx_hash).await;
-    chain.stop().await;
+    nodes::a_call_above_the_gas_limit_of_a_transaction_is_sent_with_that_limit(&node).await;
 }
