@@ -284,7 +284,7 @@ impl Tasks {
         let path = dispatch::watch_path(own(), health.clone(), token());
         let comparing = compare::run(own(), health, token());
         let sending_balances = balances::run(own(), token());
-        // The market has no relay, which removes old ids of the other services' inboxes.
+        // A relay removes old ids from the inbox of its store. `market.db` has none.
         let file = market.projection.db.file.clone();
         let inbox = events::inbox::retain(file, log.clone(), token());
         let requests = request_retention::run(own(), token());

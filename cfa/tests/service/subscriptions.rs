@@ -283,7 +283,10 @@ async fn d46_subscriptions_of_an_earlier_release_go_on() {
             expires_at_us, created_at_us, updated_at_us FROM offer",
         "DROP TABLE offer",
         "DROP TABLE placement",
-        "DELETE FROM _sqlx_migrations WHERE version IN (10, 12)",
+        // The migration of coupons replaces an index of that of placements.
+        "DROP TABLE coupon_line",
+        "DROP TABLE coupon",
+        "DELETE FROM _sqlx_migrations WHERE version IN (10, 12, 18)",
     ] {
         let done = sqlx::raw_sql(statement).execute(&pool).await;
         done.expect("done");
