@@ -17,11 +17,11 @@ use tests::shared::run;
 const OTHER_FILES: [(&str, &str); 5] = [
     (
         "bank/bank.db",
-        "stands in for the bank, whose balance reconciliation compares",
+        "the sandbox bank: reconciliation compares its balance",
     ),
     (
         "chain/chain.sqlite",
-        "stands in for the chain, which ledger and registry are compared with",
+        "the embedded chain: ledger and registry are compared with it",
     ),
     (
         "market/market.db",
