@@ -1,6 +1,8 @@
 //! Query plans of every statement that the connector executes: none scans a table.
 
 #[allow(dead_code)]
+mod common;
+#[allow(dead_code)]
 #[path = "remote/node.rs"]
 mod node;
 
@@ -11,6 +13,7 @@ use std::time::Duration;
 use alloy::consensus::{Transaction as _, TxEnvelope};
 use chain::contracts::Call;
 use chain::{Address, ChainConfig, ChainDeps, ChainHandle, start_chain};
+use common::Lab;
 use node::{CHAIN_ID, Node};
 use testkit::{eventually, plans};
 use tokio_util::sync::CancellationToken;

@@ -66,8 +66,8 @@ const UNCHECKED: [(&str, &str, &str); 7] = [
 ];
 
 /// Rows to alter where rows of a table are checked in two ways: an order's hold and a trade have no
-/// seal.
-const ROWS: [(&str, [&str; 2]); 2] = [
+/// seal, and the time of a transfer is neither that of a holder's first units nor of a supply.
+const ROWS: [(&str, [&str; 2]); 3] = [
     (
         "holds",
         [
@@ -80,6 +80,16 @@ const ROWS: [(&str, [&str; 2]); 2] = [
         [
             "WHERE flow <> 6 AND status = 7",
             "WHERE flow = 6 AND status = 7",
+        ],
+    ),
+    (
+        "holding_history",
+        [
+            "",
+            "AS h WHERE NOT EXISTS (SELECT 1 FROM supply_history s \
+             WHERE s.token = h.token AND s.block_number = h.block_number) \
+             AND EXISTS (SELECT 1 FROM holding_history f WHERE f.token = h.token \
+             AND f.address = h.address AND f.block_number < h.block_number)",
         ],
     ),
 ];

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rusqlite::{Connection, types::Value};
@@ -19,6 +19,8 @@ use crate::ledger::capture::{Rows, Table, last_rowid, tables, triggers};
 
 /// Pause between two looks at the stores.
 const PAUSE: Duration = Duration::from_micros(200);
+/// Time until the thread has noted the last commit.
+const NOTED_MAX: Duration = Duration::from_secs(10);
 /// Rows read at once, about: bounds the memory.
 const ROWS_MAX: i64 = 200_000;
 
@@ -101,12 +103,40 @@ impl Capture {
         })
     }
 
-    /// Next transactions of a store that bare statements write; `None` if there are none now. The
-    /// captured rows are deleted.
+    /// Next transactions of a store that bare statements write; `None` if all are read. The captured
+    /// rows are deleted. Call it while the stores are quiet.
     ///
     /// # Errors
-    /// The captured rows cannot be read.
+    /// The captured rows cannot be read, or the thread does not note the last of them.
     pub fn next_chunk(&mut self) -> anyhow::Result<Option<Chunk>> {
+        let began = Instant::now();
+        loop {
+            if let Some(chunk) = self.noted_chunk()? {
+                return Ok(Some(chunk));
+            }
+            if self.has_read_all()? {
+                return Ok(None);
+            }
+            let waited = began.elapsed() < NOTED_MAX;
+            ensure!(waited, "commits are not noted");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// On a busy machine the thread may look later than the stores have been quiet for a while.
+    fn has_read_all(&self) -> anyhow::Result<bool> {
+        for (place, _) in in_floor() {
+            let of = &self.stores[place];
+            for (table, read) in of.names.iter().zip(&of.read) {
+                if last_rowid(&of.db, table)? != *read {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn noted_chunk(&mut self) -> anyhow::Result<Option<Chunk>> {
         for (place, store) in in_floor() {
             let of = &mut self.stores[place];
             let ends = {

@@ -22,8 +22,8 @@ const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
 
 /// First contradictions among the tables of the holder registry: what differs, token, address or
-/// block. A holder has the units of the last row of its history, and a supply is the sum of the
-/// holders' changes.
+/// block. A holder has the units of the last row of its history, a block has one time, and a supply
+/// is the sum of the holders' changes.
 const CONTRADICTIONS: &str = "WITH ends AS (\
      SELECT token, address, MAX(block_number) AS block_number, MIN(time_us) AS since_us \
      FROM holding_history GROUP BY token, address), \
@@ -33,8 +33,8 @@ const CONTRADICTIONS: &str = "WITH ends AS (\
      changes AS (SELECT token, block_number, time_us, \
      units - LAG(units, 1, 0) OVER (PARTITION BY token, address ORDER BY block_number) AS change \
      FROM holding_history), \
-     blocks AS (SELECT token, block_number, MAX(time_us) AS time_us, SUM(change) AS change FROM changes \
-     GROUP BY token, block_number), \
+     blocks AS (SELECT token, block_number, MAX(time_us) AS time_us, MIN(time_us) AS other_us, \
+     SUM(change) AS change FROM changes GROUP BY token, block_number), \
      supplies AS (SELECT token, block_number, time_us, change, SUM(change) \
      OVER (PARTITION BY token ORDER BY block_number) AS units FROM blocks), \
      supply AS (SELECT token, block_number, time_us, units FROM supplies WHERE change <> 0) \
@@ -44,6 +44,8 @@ const CONTRADICTIONS: &str = "WITH ends AS (\
      WHERE l.units IS NOT g.units OR l.since_us IS NOT g.since_us OR l.block_number IS NOT g.block_number \
      UNION ALL SELECT 'holding_history', l.token, l.address FROM last l \
      WHERE NOT EXISTS (SELECT 1 FROM holding g WHERE g.token = l.token AND g.address = l.address) \
+     UNION ALL SELECT 'holding_history', token, CAST(block_number AS TEXT) FROM blocks \
+     WHERE other_us <> time_us \
      UNION ALL SELECT 'supply_history', token, CAST(block_number AS TEXT) FROM \
      (SELECT * FROM supply EXCEPT SELECT token, block_number, time_us, units FROM supply_history) \
      UNION ALL SELECT 'supply_history', token, CAST(block_number AS TEXT) FROM \
