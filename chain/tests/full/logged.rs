@@ -1,14 +1,16 @@
-//! What the connector logs.
+//! What the connectors of this process log.
 
 use std::fmt::{Debug, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, Once};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps the fields of all events of the crate `chain`, one event a line.
-struct Recorder(Arc<Mutex<String>>);
+/// Fields of all events of the crate `chain`, one event a line.
+static LOGGED: Mutex<String> = Mutex::new(String::new());
+
+struct Recorder;
 
 struct Fields<'a>(&'a mut String);
 
@@ -32,7 +34,7 @@ impl Subscriber for Recorder {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = self.0.lock().expect("a lock");
+        let mut text = LOGGED.lock().expect("a lock");
         event.record(&mut Fields(&mut text));
         text.push('\n');
     }
@@ -42,12 +44,15 @@ impl Subscriber for Recorder {
     fn exit(&self, _: &Id) {}
 }
 
-/// Awaits on this thread; returns the output and what was logged on it meanwhile.
-pub async fn during<T>(work: impl Future<Output = T>) -> (T, String) {
-    let text = Arc::new(Mutex::new(String::new()));
-    let guard = tracing::subscriber::set_default(Recorder(text.clone()));
-    let done = work.await;
-    drop(guard);
-    let logged = text.lock().expect("a lock").clone();
-    (done, logged)
+/// Records from now on, for all threads: connectors log on those of their tasks.
+pub fn record() {
+    static RECORDING: Once = Once::new();
+    RECORDING.call_once(|| tracing::subscriber::set_global_default(Recorder).expect("the first"));
+}
+
+/// The events of one signing account after its first `known` ones.
+pub fn of_account(account: &str, known: usize) -> Vec<String> {
+    let text = LOGGED.lock().expect("a lock");
+    let lines = text.lines().filter(|line| line.contains(account));
+    lines.skip(known).map(str::to_owned).collect()
 }

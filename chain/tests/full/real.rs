@@ -183,6 +183,8 @@ impl Evm for Real {
                 let transfer = json!([{ "from": from, "to": to, "value": COINS }]);
                 self.ask("eth_sendTransaction", transfer).await;
                 eventually(async || self.has_coins(account).await.then_some(())).await;
+                // The pool learns of the coins when it drops the transfer.
+                self.is_idle().await;
             }
         }
     }
@@ -268,13 +270,17 @@ impl Lab for Real {
     async fn preempt(&self, transaction: TxEnvelope) {
         self.is_idle().await;
         let sender = transaction.recover_signer().expect("a signature");
-        let count = self.ask("eth_getTransactionCount", json!([sender, "latest"]));
-        if quantity(&count.await) > transaction.nonce() {
-            self.remove_blocks(1).await;
-        }
         let raw = json!([format!("0x{}", hex::encode(transaction.encoded_2718()))]);
-        // geth's pool learns of the removed block a moment later.
-        eventually(async || self.try_ask("eth_sendRawTransaction", &raw).await.ok()).await;
+        // geth may make the block of an answered transaction only now, and its pool learns of a
+        // removed block a moment later.
+        eventually(async || {
+            let count = self.ask("eth_getTransactionCount", json!([sender, "latest"]));
+            if quantity(&count.await) > transaction.nonce() {
+                self.remove_blocks(1).await;
+            }
+            self.try_ask("eth_sendRawTransaction", &raw).await.ok()
+        })
+        .await;
         self.is_idle().await;
     }
 
