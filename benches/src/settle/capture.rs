@@ -103,8 +103,8 @@ impl Capture {
         })
     }
 
-    /// Next transactions of a store that bare statements write; `None` if all are read. The captured
-    /// rows are deleted. Call it while the stores are quiet.
+    /// Next transactions of a store that bare statements write; `None` if all are read. Deletes the
+    /// captured rows. Call it while the stores are quiet.
     ///
     /// # Errors
     /// The captured rows cannot be read, or the thread does not note the last of them.
