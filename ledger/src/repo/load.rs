@@ -29,49 +29,56 @@ pub fn hold(read_set: &mut ReadSet, book: &mut Book, hold: Hold) {
 /// Loads operations by id, key, reference and transaction hash.
 pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
     for row in found {
-        let operation = Operation::try_from(row)?;
-        let terms = operation.terms.clone();
-        let id = terms.operation_id.clone();
-        let key = (
-            terms.scope,
-            terms.user_id.clone(),
-            terms.idempotency_key.clone(),
-        );
-        book.by_key.load(key, id.clone());
-        if let Some(reference) = &terms.external_ref {
-            book.by_reference
-                .load((terms.kind, reference.clone()), id.clone());
-        }
-        if let Some(tx_hash) = &operation.tx_hash {
-            let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
-            if !carriers.contains(&id) {
-                carriers.push(id.clone());
-            }
-        }
-        book.operations.load(id, operation);
+        operation(book, Operation::try_from(row)?);
     }
     Ok(())
+}
+
+pub fn operation(book: &mut Book, operation: Operation) {
+    let terms = operation.terms.clone();
+    let id = terms.operation_id.clone();
+    let key = (
+        terms.scope,
+        terms.user_id.clone(),
+        terms.idempotency_key.clone(),
+    );
+    book.by_key.load(key, id.clone());
+    if let Some(reference) = &terms.external_ref {
+        book.by_reference
+            .load((terms.kind, reference.clone()), id.clone());
+    }
+    if let Some(tx_hash) = &operation.tx_hash {
+        let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
+        if !carriers.contains(&id) {
+            carriers.push(id.clone());
+        }
+    }
+    book.operations.load(id, operation);
 }
 
 /// Loads postings. `found` is ordered by operation.
 pub fn postings(read_set: &mut ReadSet, book: &mut Book, found: Vec<PostingRow>) {
     let mut group: Vec<Posting> = Vec::new();
-    let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
-    for posting in found {
-        let ends = match (&posting, group.last()) {
-            (Some(posting), Some(last)) => posting.operation_id != last.operation_id,
-            (None, Some(_)) => true,
-            (_, None) => false,
-        };
-        if ends {
-            let done = std::mem::take(&mut group);
-            book.postings.load(done[0].operation_id.clone(), done);
+    for posting in found.into_iter().map(Posting::from) {
+        let last = group.last();
+        if last.is_some_and(|last| last.operation_id != posting.operation_id) {
+            postings_of_one(read_set, book, std::mem::take(&mut group));
         }
-        if let Some(posting) = posting {
-            read_set.add_posting(&posting);
-            group.push(posting);
-        }
+        group.push(posting);
     }
+    postings_of_one(read_set, book, group);
+}
+
+/// Loads the postings of one operation, if it has any.
+pub fn postings_of_one(read_set: &mut ReadSet, book: &mut Book, postings: Vec<Posting>) {
+    let Some(first) = postings.first() else {
+        return;
+    };
+    let operation_id = first.operation_id.clone();
+    for posting in &postings {
+        read_set.add_posting(posting);
+    }
+    book.postings.load(operation_id, postings);
 }
 
 pub fn subaccounts(book: &mut Book, found: Vec<SubAccountRow>) {

@@ -1,6 +1,9 @@
 //! The row cache of the SQLite writer: a group that was not committed leaves nothing in it.
 
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{
+    common::v1::{OperationStatus, OperationType},
+    ledger::v1::*,
+};
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -129,6 +132,52 @@ async fn r237_a_refused_command_does_not_fail_its_group() {
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "27.00");
     pay(&world, "rest", "27").await.unwrap();
     audit(&rows, "after groups that were refused").await;
+    rows.close().await;
+    let found = ledger::verify(&world.config()).await.unwrap();
+    assert_eq!(found.fault, None);
+}
+
+// rows: R237
+#[tokio::test]
+async fn r237_a_failed_step_leaves_an_open_operation_as_stored() {
+    let (world, rows) = sabotaged().await;
+    let late = format!("0x{}", "a".repeat(64));
+    rows.execute(
+        "CREATE TRIGGER refuses_step AFTER UPDATE OF tx_hash ON operations WHEN new.tx_hash LIKE '0xaaaaaaaa%' \
+         BEGIN INSERT INTO _deferred VALUES ('none'); END",
+    )
+    .await
+    .unwrap();
+    let legs: [Leg; 1] = [("system:reserve:CFA-RUB", "u2:CFA-RUB", "10", RUB)];
+    let mut request = operation(OperationType::Deposit, "u2", "open", &legs);
+    request.operation.as_mut().unwrap().awaits_chain = true;
+    let created = world.client.clone().create_operation(request).await;
+    let created = created.unwrap().into_inner().operation.unwrap();
+    let finalize = async |key: &str, hash: &str| {
+        let request = FinalizeOperationsRequest {
+            context: write(key),
+            operation_ids: vec![created.operation_id.clone()],
+            onchain_tx_hash: hash.to_owned(),
+        };
+        world.client.clone().finalize_operations(request).await
+    };
+    let failed = finalize("first", &late).await.expect_err("refused");
+    assert_eq!(failed.code(), Code::Internal, "{failed}");
+    let read = world.get_operation(&created.operation_id).await;
+    assert_eq!(read.operation, Some(created.clone()));
+
+    let hash = tx_hash("included");
+    let done = finalize("second", &hash).await.unwrap().into_inner();
+    assert_eq!(done.finalized, 1);
+    let again = finalize("third", &hash).await.unwrap().into_inner();
+    assert_eq!(again.finalized, 0);
+    let read = world.get_operation(&created.operation_id).await;
+    let operation = read.operation.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert_eq!(operation.onchain_tx_hash, Some(hash));
+    assert_eq!(read.postings.len(), 1);
+    assert_eq!(world.balance("u2:CFA-RUB").await[0], "11.00");
+    audit(&rows, "after a step that failed").await;
     rows.close().await;
     let found = ledger::verify(&world.config()).await.unwrap();
     assert_eq!(found.fault, None);

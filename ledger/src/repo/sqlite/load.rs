@@ -63,7 +63,7 @@ pub fn load(
         read_set.add(command);
     }
     holds(db, row_cache, &mut read_set, &mut book)?;
-    operations_by_id(db, &read_set.operation_ids, &mut book)?;
+    operations_by_id(db, row_cache, &read_set.operation_ids, &mut book)?;
     for command in commands {
         read_set.add_dependent(
             command,
@@ -72,9 +72,9 @@ pub fn load(
         );
     }
     let answered = answers(db, &read_set, &mut book)?;
-    operations_by_id(db, &answered, &mut book)?;
+    operations_by_id(db, row_cache, &answered, &mut book)?;
     operations_by_other(db, &read_set, &mut book)?;
-    postings(db, &mut read_set, &mut book)?;
+    postings(db, row_cache, &mut read_set, &mut book)?;
     subaccounts(db, row_cache, &read_set, &mut book)?;
     owners(db, &mut read_set, &mut book)?;
     scales(db, &read_set, commands, &mut book)?;
@@ -112,9 +112,21 @@ fn holds(
     Ok(())
 }
 
-fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Result<(), Error> {
+fn operations_by_id(
+    db: &Connection,
+    row_cache: &RowCache,
+    ids: &BTreeSet<Id>,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let mut unknown = Vec::new();
+    for id in ids {
+        match row_cache.operation(id) {
+            Some(stored) => load::operation(book, stored.operation.clone()),
+            None => unknown.push(id),
+        }
+    }
     let sql = "SELECT * FROM operations WHERE operation_id = ?1";
-    let found = find(db, sql, ids.iter().map(key), rows::operation)?;
+    let found = find(db, sql, unknown.into_iter().map(key), rows::operation)?;
     load::operations(book, found)
 }
 
@@ -137,15 +149,26 @@ fn operations_by_other(db: &Connection, read_set: &ReadSet, book: &mut Book) -> 
 }
 
 /// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
-fn postings(db: &Connection, read_set: &mut ReadSet, book: &mut Book) -> Result<(), Error> {
-    let of: BTreeSet<Id> = book
-        .operations
-        .values()
+fn postings(
+    db: &Connection,
+    row_cache: &RowCache,
+    read_set: &mut ReadSet,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let loaded = book.operations.values();
+    let loaded: BTreeSet<Id> = loaded
         .map(|operation| operation.terms.operation_id.clone())
         .collect();
-    if !of.is_empty() {
+    let mut unknown = Vec::new();
+    for id in &loaded {
+        match row_cache.operation(id) {
+            Some(stored) => load::postings_of_one(read_set, book, stored.postings.clone()),
+            None => unknown.push(id),
+        }
+    }
+    if !unknown.is_empty() {
         let sql = format!("{POSTING} WHERE p.operation_id = ?1 ORDER BY p.ordinal");
-        let found = find(db, &sql, of.iter().map(key), rows::posting)?;
+        let found = find(db, &sql, unknown.into_iter().map(key), rows::posting)?;
         load::postings(read_set, book, found);
     }
     Ok(())

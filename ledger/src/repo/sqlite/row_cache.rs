@@ -1,10 +1,11 @@
-//! Row cache: sub-accounts and active holds, kept from one group to the next.
+//! Row cache: sub-accounts, active holds and open operations, kept from one group to the next.
 //!
 //! Groups read these rows most often, and only the writer's connection changes them. Invariant: a
 //! cached row equals the stored row. Rows that a group changes are evicted before the write and
 //! inserted after the commit. A write by another connection changes SQLite's `data_version` and
-//! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], and some
-//! 700 bytes per hold, at most [`HOLDS_MAX`].
+//! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], some 700
+//! bytes per hold, at most [`HOLDS_MAX`], and some 1,200 bytes per operation with its postings, at
+//! most [`OPERATIONS_MAX`].
 
 use std::collections::HashMap;
 
@@ -14,11 +15,13 @@ use rusqlite::Connection;
 use crate::{
     Error,
     book::Book,
-    model::{Hold, Id, SubAccount},
+    model::{Hold, Id, Link, Operation, Posting, SubAccount},
 };
 
 const SUB_ACCOUNTS_MAX: usize = 65_536;
 const HOLDS_MAX: usize = 32_768;
+/// The trades that settlement has in flight have three operations each.
+const OPERATIONS_MAX: usize = 32_768;
 
 #[derive(Default)]
 pub struct RowCache {
@@ -27,6 +30,15 @@ pub struct RowCache {
     subaccounts: HashMap<Id, SubAccount, RandomState>,
     /// Active holds only, because ended ones are rarely read.
     holds: HashMap<Id, Hold, RandomState>,
+    /// Open operations only: the next step of each reads it.
+    operations: HashMap<Id, Stored, RandomState>,
+}
+
+/// An operation with its postings.
+#[derive(Clone)]
+pub struct Stored {
+    pub operation: Operation,
+    pub postings: Vec<Posting>,
 }
 
 /// Changed rows of a group, to be cached after its commit.
@@ -34,6 +46,7 @@ pub struct RowCache {
 pub struct Changed {
     subaccounts: Vec<SubAccount>,
     holds: Vec<Hold>,
+    operations: Vec<Stored>,
 }
 
 impl RowCache {
@@ -53,6 +66,7 @@ impl RowCache {
     fn clear(&mut self) {
         self.subaccounts.clear();
         self.holds.clear();
+        self.operations.clear();
     }
 
     pub fn subaccount(&self, id: &Id) -> Option<&SubAccount> {
@@ -61,6 +75,10 @@ impl RowCache {
 
     pub fn hold(&self, id: &Id) -> Option<&Hold> {
         self.holds.get(id)
+    }
+
+    pub fn operation(&self, id: &Id) -> Option<&Stored> {
+        self.operations.get(id)
     }
 
     pub fn insert_subaccount(&mut self, row: SubAccount) {
@@ -78,6 +96,14 @@ impl RowCache {
         self.holds.insert(row.terms.hold_id.clone(), row);
     }
 
+    fn insert_operation(&mut self, row: Stored) {
+        if self.operations.len() >= OPERATIONS_MAX {
+            self.operations.clear();
+        }
+        let id = row.operation.terms.operation_id.clone();
+        self.operations.insert(id, row);
+    }
+
     /// Caches the rows that a group has committed.
     pub fn insert_committed(&mut self, changed: Changed) {
         for row in changed.subaccounts {
@@ -85,6 +111,9 @@ impl RowCache {
         }
         for row in changed.holds {
             self.insert_hold(row);
+        }
+        for row in changed.operations {
+            self.insert_operation(row);
         }
     }
 
@@ -103,11 +132,33 @@ impl RowCache {
         for change in book.holds.changes() {
             self.holds.remove(change.key);
         }
+        for change in book.operations.changes() {
+            self.operations.remove(change.key);
+        }
         let subaccounts = (book.subaccounts.changes()).filter_map(|change| change.after);
         let holds = (book.holds.changes()).filter_map(|change| change.after);
+        let operations = (book.operations.changes()).filter_map(|change| change.after);
         Changed {
             subaccounts: subaccounts.cloned().collect(),
             holds: holds.filter(|hold| hold.is_active()).cloned().collect(),
+            operations: operations
+                .filter(|operation| operation.status.is_open())
+                .map(|operation| stored(book, operation))
+                .collect(),
         }
+    }
+}
+
+/// The rows as a load would return them.
+fn stored(book: &Book, operation: &Operation) -> Stored {
+    let postings = book.postings.get(&operation.terms.operation_id);
+    let postings = postings.map_or_else(Vec::new, Vec::clone);
+    let unlinked = |posting| Posting {
+        link: Link::default(),
+        ..posting
+    };
+    Stored {
+        operation: operation.clone(),
+        postings: postings.into_iter().map(unlinked).collect(),
     }
 }
