@@ -195,7 +195,28 @@ fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
         "intake_stage": max_of(|s| s.stage),
         "hot_page_faults": growth(|s| s.page_faults),
         "rss_mb": (max_of(|s| s.resident_bytes) / 1e6).round(),
+        "tenths": tenths(samples, settlement_lag_s, per_s),
     })
+}
+
+/// Highest lags in seconds and memory of each tenth of the flow.
+fn tenths(
+    samples: &[Sample],
+    settlement_lag_s: impl Fn(&Sample) -> f64,
+    per_s: f64,
+) -> Vec<serde_json::Value> {
+    let tenths = samples.chunks(samples.len().div_ceil(10).max(1));
+    let tenths = tenths.map(|tenth| {
+        let max = |of: &dyn Fn(&Sample) -> f64| tenth.iter().map(of).fold(0.0, f64::max);
+        let rounded = |value: f64| (value * 1e3).round() / 1e3;
+        serde_json::json!({
+            "settlement_lag_s": rounded(max(&settlement_lag_s)),
+            "history_lag_s": rounded(max(&|s| s.history_lag / per_s)),
+            "replica_lag_s": rounded(max(&|s| s.replica_lag / per_s)),
+            "rss_mb": (max(&|s| s.resident_bytes) / 1e6).round(),
+        })
+    });
+    tenths.collect()
 }
 
 /// Creates one member for the closed loop and `count` members of the flow. The latter also get

@@ -44,7 +44,19 @@ pub fn figures(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
 /// # Errors
 /// As [`figures`].
 pub fn figures_within_bounds(wire: &Path, args: &[&str]) -> anyhow::Result<Value> {
-    run(wire, args, &[], |_, _, _| Ok(()))
+    figures_within_bounds_then(wire, args, |_, _, _| Ok(()))
+}
+
+/// As [`figures_then`], with the default bounds on settlement's lag.
+///
+/// # Errors
+/// As [`figures_then`].
+pub fn figures_within_bounds_then(
+    wire: &Path,
+    args: &[&str],
+    after: impl FnOnce(&Value, &Path, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<Value> {
+    run(wire, args, &[], after)
 }
 
 /// As [`figures`]; then calls `after` with the figures, the path of the platform's program and its

@@ -7,6 +7,7 @@ mod load;
 mod pipeline;
 mod settle;
 mod settlement;
+mod steady;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -73,6 +74,16 @@ pub enum Task {
         #[arg(long)]
         dir: Option<PathBuf>,
     },
+    /// `wire` at a fixed rate with the default bounds on settlement's lag, then the proof of
+    /// balances. Fails unless lags and memory stay flat and the history is current.
+    Steady {
+        /// Requests offered per second.
+        #[arg(long, default_value_t = 20_000)]
+        rate: u64,
+        /// Seconds of the flow.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
     /// 1,500,000/s. Prints medians over the rounds, and their ratios to the bare rings. Fails if a
     /// ratio exceeds its goal.
@@ -110,6 +121,7 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             dir,
         } => settle::run(trades, members, dir.as_deref()),
         Task::Settlement { seconds } => settlement::run(seconds),
+        Task::Steady { rate, seconds } => steady::run(rate, seconds),
         Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
     }
 }
