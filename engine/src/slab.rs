@@ -3,20 +3,22 @@
 //! A link is the slot plus one. Link 0 means none. Its record absorbs the writes to a missing
 //! neighbour, so linking and unlinking need no branch. Only the prefetch reads that record.
 //!
-//! The address range for all slots is allocated zeroed at the start; the system provides memory for
-//! the touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
+//! The address range for all slots is mapped at the start; the system provides zeroed memory for the
+//! touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
 //! high slots, uses memory only for its own orders.
 //!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is
 //! asserted at every access by handle: admission frees a slot only after the closing event, so
 //! another generation in a live slot is a bug of this program.
 
-use alloc::vec::Vec;
 use core::fmt;
 use core::mem::{align_of, size_of};
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
+#[cfg(not(miri))]
+use memmap2::Advice;
+use memmap2::MmapMut;
 use types::{Handle, Lots, SessionIx, Side, StpGroup, StpMode, Ticks, UserIx};
 use zerocopy::FromZeros;
 
@@ -126,19 +128,16 @@ pub(crate) fn prefetch_head<T>(value: &T) {
 /// Slots brought into use at once.
 const BLOCK: usize = 512;
 
-/// Zeroed records; the system provides memory on first touch.
+/// Zeroed records in a mapping of their own; the system provides memory on first touch.
 ///
-/// An allocator may write all of a zeroed allocation with a wide alignment. So plain words are
-/// allocated, and the records begin at the first aligned address among them.
+/// An allocator zeroes memory that it has used before by writing all of it, so each new book would
+/// have its whole capacity resident.
 struct Lines {
     first: NonNull<Line>,
     count: usize,
     /// Owns the memory. Never accessed: records are reached through `first` only.
-    _words: Vec<u64>,
+    _memory: MmapMut,
 }
-
-/// Words per record.
-const WORDS: usize = size_of::<Line>() / size_of::<u64>();
 
 // SAFETY: owns its records, which are plain values, and hands them out as a slice does.
 #[allow(unsafe_code)]
@@ -152,15 +151,17 @@ impl Lines {
         // All zero bytes are a valid record.
         const fn is_valid_as_zeros<Record: FromZeros>() {}
         const { is_valid_as_zeros::<Line>() };
-        let mut words = alloc::vec![0; (count + 1) * WORDS];
-        let start = words.as_mut_ptr();
-        let skipped = start.align_offset(align_of::<Line>());
-        assert!(skipped < WORDS, "no aligned address within one record");
-        let first = start.wrapping_add(skipped).cast();
+        let mapped = MmapMut::map_anon(count * size_of::<Line>());
+        let mut memory = mapped.expect("address space for the orders of a book");
+        // With huge pages an order would take 2 MiB. A kernel without them refuses the advice.
+        #[cfg(not(miri))]
+        let _ = memory.advise(Advice::NoHugePage);
+        let first = memory.as_mut_ptr().cast::<Line>();
+        assert!(first.is_aligned(), "a mapping begins at a page");
         Self {
-            first: NonNull::new(first).expect("allocation is not null"),
+            first: NonNull::new(first).expect("a mapping is not null"),
             count,
-            _words: words,
+            _memory: memory,
         }
     }
 }
@@ -170,7 +171,7 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: `first` points to `count` aligned records within `_words`, which lives as long as
+        // SAFETY: `first` points to `count` aligned records within `_memory`, which lives as long as
         // `self` and is not accessed otherwise. They were all zero, which is a valid record, and
         // only records have been written since.
         #[allow(unsafe_code)]

@@ -8,6 +8,10 @@ use support::*;
 use types::command::Command;
 use types::{Side, Ticks};
 
+/// The platform's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Resident memory of this process in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -25,6 +29,12 @@ fn book() -> Book {
     Book::new(spec_with_band(1, Ticks::ORDER_MAX.0), config)
 }
 
+/// Uses memory and frees it: the allocator must not give it to a book as if it were new.
+fn use_memory() {
+    const USED: usize = 256 << 20;
+    drop(std::hint::black_box(vec![1_u8; USED]));
+}
+
 /// Slots are shared by the whole node. A quiet book must not use memory for other books' slots, nor
 /// an idle book for its capacity.
 #[test]
@@ -33,6 +43,7 @@ fn a_book_costs_what_its_own_orders_touch() {
     const QUIET: u32 = 64;
     const MOST_KIB: u64 = 256;
 
+    use_memory();
     let before = resident_kib();
     let idle: Vec<_> = (0..IDLE).map(|_| book()).collect();
     let each = (resident_kib() - before) / IDLE;
