@@ -1,4 +1,5 @@
-//! Row cache: sub-accounts, active holds and open operations, kept from one group to the next.
+//! Row cache: sub-accounts, active holds and operations that await the chain, kept from one group to
+//! the next.
 //!
 //! Groups read these rows most often, and only the writer's connection changes them. Invariant: a
 //! cached row equals the stored row. Rows that a group changes are evicted before the write and
@@ -30,7 +31,7 @@ pub struct RowCache {
     subaccounts: HashMap<Id, SubAccount, RandomState>,
     /// Active holds only, because ended ones are rarely read.
     holds: HashMap<Id, Hold, RandomState>,
-    /// Open operations only: the next step of each reads it.
+    /// Operations that await the chain only: their next step reads them.
     operations: HashMap<Id, Stored, RandomState>,
 }
 
@@ -142,7 +143,7 @@ impl RowCache {
             subaccounts: subaccounts.cloned().collect(),
             holds: holds.filter(|hold| hold.is_active()).cloned().collect(),
             operations: operations
-                .filter(|operation| operation.status.is_open())
+                .filter(|operation| operation.terms.awaits_chain && operation.status.is_open())
                 .map(|operation| stored(book, operation))
                 .collect(),
         }
