@@ -3,8 +3,8 @@
 //! A link is the slot plus one. Link 0 means none. Its record absorbs the writes to a missing
 //! neighbour, so linking and unlinking need no branch. Only the prefetch reads that record.
 //!
-//! The address range for all slots is mapped at the start; the system provides zeroed memory for the
-//! touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
+//! The address range for all slots is mapped at the start; the system provides zeroed memory for
+//! the touched part. Slots are shared by the whole node, so a quiet book, or one whose orders have
 //! high slots, uses memory only for its own orders.
 //!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is
@@ -171,8 +171,8 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: `first` points to `count` aligned records within `_memory`, which lives as long as
-        // `self` and is not accessed otherwise. They were all zero, which is a valid record, and
+        // SAFETY: `first` points to `count` aligned records within `_memory`, which lives as long
+        // as `self` and is not accessed otherwise. They were all zero, which is a valid record, and
         // only records have been written since.
         #[allow(unsafe_code)]
         unsafe {

@@ -1,5 +1,5 @@
-//! Row cache: sub-accounts, active holds and operations that await the chain, kept from one group to
-//! the next.
+//! Row cache: sub-accounts, active holds and operations that await the chain, kept from one group
+//! to the next.
 //!
 //! Groups read these rows most often, and only the writer's connection changes them. Invariant: a
 //! cached row equals the stored row. Rows that a group changes are evicted before the write and
