@@ -11,14 +11,14 @@
 //! asserted at every access by handle: admission frees a slot only after the closing event, so
 //! another generation in a live slot is a bug of this program.
 
+use alloc::alloc::handle_alloc_error;
+use core::alloc::Layout;
 use core::fmt;
 use core::mem::{align_of, size_of};
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-#[cfg(not(miri))]
-use memmap2::Advice;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapOptions};
 use types::{Handle, Lots, SessionIx, Side, StpGroup, StpMode, Ticks, UserIx};
 use zerocopy::FromZeros;
 
@@ -151,11 +151,18 @@ impl Lines {
         // All zero bytes are a valid record.
         const fn is_valid_as_zeros<Record: FromZeros>() {}
         const { is_valid_as_zeros::<Line>() };
-        let mapped = MmapMut::map_anon(count * size_of::<Line>());
-        let mut memory = mapped.expect("address space for the orders of a book");
-        // With huge pages an order would take 2 MiB. A kernel without them refuses the advice.
+        let layout = Layout::array::<Line>(count).expect("fits the address space");
+        let mut options = MmapOptions::new();
+        options.len(layout.size());
+        // The whole capacity is not memory that the node will use.
         #[cfg(not(miri))]
-        let _ = memory.advise(Advice::NoHugePage);
+        options.no_reserve_swap();
+        let Ok(mut memory) = options.map_anon() else {
+            handle_alloc_error(layout)
+        };
+        // With huge pages an order would take 2 MiB. A kernel without them refuses the advice.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        let _ = memory.advise(memmap2::Advice::NoHugePage);
         let first = memory.as_mut_ptr().cast::<Line>();
         assert!(first.is_aligned(), "a mapping begins at a page");
         Self {

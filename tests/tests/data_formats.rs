@@ -144,6 +144,9 @@ async fn the_open_order_trades(platform: &Platform, facts: &[Value]) {
     assert!(with_order, "{trades:?}");
 }
 
+/// Else the archive's unused trading holds would end: it is older than a quarter of an hour.
+const IDLE_HOLDS_STAY: (&str, &str) = ("PLATFORM_MARKET__TRADING_HOLD_IDLE_MS", "315360000000");
+
 #[test]
 fn the_stores_of_every_committed_data_folder_open_with_their_balances_and_go_on() {
     run(async {
@@ -156,7 +159,7 @@ fn the_stores_of_every_committed_data_folder_open_with_their_balances_and_go_on(
             let folder = unpacked(&name);
             let facts = std::fs::read_to_string(folder.join("facts.json")).expect("facts");
             let facts: Vec<Value> = serde_json::from_str(&facts).expect("JSON");
-            let mut platform = Platform::start_in(folder, &[]).await;
+            let mut platform = Platform::start_in(folder, &[IDLE_HOLDS_STAY]).await;
             repeats(&platform, &facts).await;
             every_row_is_right(&mut platform).await;
             platform.restart().await;

@@ -23,6 +23,8 @@ const SUB_ACCOUNTS_MAX: usize = 65_536;
 const HOLDS_MAX: usize = 32_768;
 /// The trades that settlement has in flight have three operations each.
 const OPERATIONS_MAX: usize = 32_768;
+/// Postings of a cached operation at most: bounds the memory.
+const POSTINGS_MAX: usize = 4;
 
 #[derive(Default)]
 pub struct RowCache {
@@ -144,22 +146,25 @@ impl RowCache {
             holds: holds.filter(|hold| hold.is_active()).cloned().collect(),
             operations: operations
                 .filter(|operation| operation.terms.awaits_chain && operation.status.is_open())
-                .map(|operation| stored(book, operation))
+                .filter_map(|operation| stored(book, operation))
                 .collect(),
         }
     }
 }
 
-/// The rows as a load would return them.
-fn stored(book: &Book, operation: &Operation) -> Stored {
+/// The rows as a load would return them. `None`: too many to cache.
+fn stored(book: &Book, operation: &Operation) -> Option<Stored> {
     let postings = book.postings.get(&operation.terms.operation_id);
-    let postings = postings.map_or_else(Vec::new, Vec::clone);
-    let unlinked = |posting| Posting {
-        link: Link::default(),
-        ..posting
-    };
-    Stored {
-        operation: operation.clone(),
-        postings: postings.into_iter().map(unlinked).collect(),
+    let postings = postings.map_or(&[][..], Vec::as_slice);
+    if postings.len() > POSTINGS_MAX {
+        return None;
     }
+    let unlinked = |posting: &Posting| Posting {
+        link: Link::default(),
+        ..posting.clone()
+    };
+    Some(Stored {
+        operation: operation.clone(),
+        postings: postings.iter().map(unlinked).collect(),
+    })
 }
