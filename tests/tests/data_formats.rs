@@ -162,7 +162,7 @@ fn the_stores_of_every_committed_data_folder_open_with_their_balances_and_go_on(
             let mut platform = Platform::start_in(folder, &[IDLE_HOLDS_STAY]).await;
             repeats(&platform, &facts).await;
             every_row_is_right(&mut platform).await;
-            platform.restart().await;
+            platform.restart_with(&[IDLE_HOLDS_STAY]).await;
             repeats(&platform, &facts).await;
             the_open_order_trades(&platform, &facts).await;
             platform.proof().await;
