@@ -73,7 +73,7 @@ pub async fn a_dropped_transaction_is_sent_again_and_published_once_it_is_final(
     node.mine_empty(3).await;
     // The chain lost it, so it is sent again, and the new chain includes it.
     let included = mined_in(node, "first").await;
-    if node.head().await <= included + CONFIRMATIONS - 1 {
+    if node.head().await < included + CONFIRMATIONS {
         mine_to(node, included + CONFIRMATIONS - 1).await;
         tokio::time::sleep(MOMENT).await;
         let receipt = connector.receipt(&sent.tx_hash).await;
