@@ -1,8 +1,8 @@
 //! Query plans of every statement that the connector executes: none scans a table.
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "each test target uses its part")]
 mod common;
-#[allow(dead_code)]
+#[allow(dead_code, reason = "each test target uses its part")]
 #[path = "remote/node.rs"]
 mod node;
 

@@ -16,6 +16,8 @@ use tests::shared::run;
 const OLDEST: u32 = 8;
 /// Number of trades that `platform demo` makes.
 const TRADES: u64 = 3;
+/// Without it the archive's unused trading holds end: it is older than a quarter of an hour.
+const IDLE_HOLDS_STAY: (&str, &str) = ("PLATFORM_MARKET__TRADING_HOLD_IDLE_MS", "315360000000");
 
 fn archives() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
@@ -143,9 +145,6 @@ async fn the_open_order_trades(platform: &Platform, facts: &[Value]) {
         .any(|trade| trade["sellOrderId"] == order["orderId"]);
     assert!(with_order, "{trades:?}");
 }
-
-/// Else the archive's unused trading holds would end: it is older than a quarter of an hour.
-const IDLE_HOLDS_STAY: (&str, &str) = ("PLATFORM_MARKET__TRADING_HOLD_IDLE_MS", "315360000000");
 
 #[test]
 fn the_stores_of_every_committed_data_folder_open_with_their_balances_and_go_on() {

@@ -117,8 +117,7 @@ impl Capture {
             if self.has_read_all()? {
                 return Ok(None);
             }
-            let waited = began.elapsed() < NOTED_MAX;
-            ensure!(waited, "commits are not noted");
+            ensure!(began.elapsed() < NOTED_MAX, "commits are not noted");
             std::thread::sleep(PAUSE);
         }
     }

@@ -50,8 +50,8 @@ async fn mine_to(node: &impl Lab, number: u64) {
     }
 }
 
-/// Two blocks are replaced, one of them with the transaction. geth may make more blocks than asked
-/// for, so finality is further away.
+/// Two blocks are replaced, one of them with the transaction. Finality is far away, so a block more
+/// changes nothing.
 pub async fn a_dropped_transaction_is_sent_again_and_published_once_it_is_final(node: &impl Lab) {
     const CONFIRMATIONS: u64 = 6;
     let folder = tempfile::tempdir().expect("folder");

@@ -5,8 +5,8 @@
 //! cached row equals the stored row. Rows that a group changes are evicted before the write and
 //! inserted after the commit. A write by another connection changes SQLite's `data_version` and
 //! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], some 700
-//! bytes per hold, at most [`HOLDS_MAX`], and some 1,200 bytes per operation with its postings, at
-//! most [`OPERATIONS_MAX`].
+//! bytes per hold, at most [`HOLDS_MAX`], and some 1,200 bytes per operation with one posting, 500
+//! per further posting, at most [`OPERATIONS_MAX`] with [`POSTINGS_MAX`] each.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::{
 
 const SUB_ACCOUNTS_MAX: usize = 65_536;
 const HOLDS_MAX: usize = 32_768;
-/// The trades that settlement has in flight have three operations each.
+/// A trade in flight has three operations. With half as many, half of the reads in `settle` missed.
 const OPERATIONS_MAX: usize = 32_768;
 /// Postings of a cached operation at most: bounds the memory.
 const POSTINGS_MAX: usize = 4;
@@ -38,7 +38,6 @@ pub struct RowCache {
 }
 
 /// An operation with its postings.
-#[derive(Clone)]
 pub struct Stored {
     pub operation: Operation,
     pub postings: Vec<Posting>,
