@@ -305,7 +305,7 @@ impl Core {
         hash.finish()
     }
 
-    /// Earliest good-till-date of any resting order.
+    /// Earliest expiry of any resting order.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         self.books().filter_map(Book::next_expiry_ns).min()
     }

@@ -66,7 +66,7 @@ pub(crate) enum Report {
     /// The command is complete: no further report is about it.
     Done {
         sequence: Sequence,
-        /// Earliest good-till-date in the book; `u64::MAX` if there is none. One word instead of an
+        /// Earliest expiry in the book; `u64::MAX` if there is none. One word instead of an
         /// option, since it is read soon after it is written.
         next_expiry_ns: u64,
         /// Number of ring slots of the command and its list.
@@ -114,7 +114,7 @@ pub(crate) struct EngineRing {
     /// A wait for the engine timed out, and the engine has reported nothing since. Requests do not
     /// wait for it again.
     pub is_given_up: bool,
-    /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` if there is none.
+    /// Earliest expiry in the book, as of the last `Done`; `u64::MAX` if there is none.
     pub next_expiry_ns: u64,
 }
 

@@ -248,7 +248,7 @@ record! {
         pub stp_group: StpGroup,
         pub user: UserIx,
         pub session: SessionIx,
-        /// Expiry of a good-till-date order, journalled nanoseconds, exclusive. 0 otherwise.
+        /// Expiry of the order, journalled nanoseconds, exclusive. 0 = none.
         pub expire_at_ns: u64,
         /// Hold that the order draws on.
         pub hold: HoldIx,
@@ -493,7 +493,7 @@ record! {
 }
 
 record! {
-    /// Cancels every good-till-date order that is due at the command's time.
+    /// Cancels every order whose expiry is due at the command's time.
     pub struct ExpireOrders {
         /// `NONE` = every instrument of the node.
         pub instrument: InstrumentIx,

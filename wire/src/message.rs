@@ -305,7 +305,7 @@ messages! {
             /// Total, filled quantity included.
             quantity_lots: u64,
             open_lots: u64,
-            /// Nanoseconds since 1970 for GTD, else 0.
+            /// Expiry, nanoseconds since 1970; 0 = none.
             expire_at_ns: u64,
             node_sequence: u64,
         }

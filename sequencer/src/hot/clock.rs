@@ -1,7 +1,7 @@
 //! Clock discipline on the hot thread (`design.md` 8).
 //!
-//! While the clock is suspect new orders are refused and no good-till-date expires. Both
-//! transitions are journalled.
+//! While the clock is suspect new orders are refused and no order expires. Both transitions
+//! are journalled.
 
 use admission::Request;
 use types::{Command, RejectReason};

@@ -71,7 +71,7 @@ pub(crate) struct Hot {
     engine_rings: Vec<EngineRing>,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
-    /// Earliest good-till-date of all books, as of the last reports.
+    /// Earliest expiry of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.

@@ -1,4 +1,5 @@
-//! Timer commands: GTD expiry, cancel-on-disconnect after the grace period, dead man's switches.
+//! Timer commands: expiry of orders, cancel-on-disconnect after the grace period, dead man's
+//! switches.
 //!
 //! Each is a journalled command like any other.
 
