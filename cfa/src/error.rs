@@ -70,6 +70,8 @@ pub enum Refusal {
     NothingToPay,
     #[error("Only an operator may redeem an issue before its maturity")]
     NotMatured,
+    #[error("Instrument has not matured: before maturity use reason BUYBACK")]
+    UnitsNotMatured,
     #[error("Operations of the instrument are not final yet")]
     OperationsOpen,
     #[error("Payout id belongs to another payout")]

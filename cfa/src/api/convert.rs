@@ -75,7 +75,9 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
         Refusal::NominalMissing => status::failed_precondition("NOMINAL_MISSING", text),
         Refusal::NothingToPay => status::failed_precondition("NOTHING_TO_PAY", text),
-        Refusal::NotMatured => status::failed_precondition("NOT_MATURED", text),
+        Refusal::NotMatured | Refusal::UnitsNotMatured => {
+            status::failed_precondition("NOT_MATURED", text)
+        }
         Refusal::OperationsOpen => status::failed_precondition("OPERATIONS_OPEN", text),
         Refusal::PayoutIdTaken => status::already_exists("PAYOUT_ID_TAKEN", text),
         Refusal::ReferenceTaken => status::already_exists("REFERENCE_TAKEN", text),

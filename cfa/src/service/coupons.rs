@@ -6,7 +6,8 @@
 //! 2. The payments are distributed (`distribution`). No unit is burned.
 //!
 //! Coupons are independent of each other and of the redemption of the issue: one that waits for
-//! money delays no other. A coupon of the day of maturity is paid with the redemption. Holders are
+//! money delays no other. A coupon of the day of maturity is paid with the redemption, of the issue
+//! or of single units; before maturity single units are bought back without a coupon. Holders are
 //! paid whatever their state: a blocked or frozen holder is credited (D47). The snapshot waits
 //! while the token is quarantined.
 //!
@@ -230,8 +231,8 @@ impl Service {
     }
 }
 
-/// Whether the redemption of the issue pays the coupon: it is of the day of maturity. An issue
-/// without a nominal is never redeemed.
+/// Whether redemptions pay the coupon, of the issue or of single units: it is of the day of
+/// maturity. An issue without a nominal is never redeemed.
 fn is_of_redemption(coupon: &CouponPayment, instrument: &Instrument) -> bool {
     let matures_at_us = instrument
         .matures_at_us

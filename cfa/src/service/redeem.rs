@@ -146,13 +146,14 @@ impl Service {
         Ok(operation)
     }
 
-    /// Burns a holder's units. The issuer pays the nominal (buyback), or the nominal and the coupon
-    /// of the day (maturity). Uses an offer of the holder, except at maturity by the terms.
+    /// Burns a holder's units. The issuer pays the nominal (buyback, with an offer of the holder),
+    /// or the nominal and the coupon of the day of maturity (maturity, by the terms).
     ///
     /// # Errors
-    /// Nothing is stored: `InstrumentNotActive`, `NominalMissing`, `NothingToPay`, `UserNotFound`,
-    /// `ReferenceTaken`, an invalid field; `NotOffered` without an active offer of the same units
-    /// for at most the payment; the ledger's refusal, which leaves the offer active.
+    /// Nothing is stored: `InstrumentNotActive`, `UnitsNotMatured`, `NominalMissing`,
+    /// `NothingToPay`, `UserNotFound`, `ReferenceTaken`, an invalid field; `NotOffered` without an
+    /// active offer of the same units for at most the payment; the ledger's refusal, which leaves
+    /// the offer active.
     pub async fn redeem_investment(
         &self,
         meta: &RequestMeta,
@@ -194,9 +195,9 @@ impl Service {
         if *holder_id == instrument.issuer_id {
             return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
         }
-        let now_us = self.clock.now_us();
-        operation.payment_minor = payment_minor(&instrument, units_minor, request.reason, now_us)?;
-        let by_terms = request.reason == RedemptionReason::Maturity && instrument.is_mature(now_us);
+        let matured_us = maturity_us(&instrument, request.reason, self.clock.now_us())?;
+        operation.payment_minor = payment_minor(&instrument, units_minor, matured_us)?;
+        let by_terms = matured_us.is_some();
         operation.rejection = self.holder_refusal(&operation, by_terms).await?;
         if operation.rejection.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
@@ -246,22 +247,37 @@ impl Service {
     }
 }
 
-/// The holder's payment, in kopecks.
+/// The time of maturity, if the terms redeem the units. `None`: the issuer buys them back.
+///
+/// # Errors
+/// `UnitsNotMatured`: until maturity the terms redeem nothing (specification 1.5).
+fn maturity_us(
+    instrument: &Instrument,
+    reason: RedemptionReason,
+    now_us: i64,
+) -> Result<Option<i64>, Refusal> {
+    if reason != RedemptionReason::Maturity {
+        return Ok(None);
+    }
+    let matured_us = instrument.matures_at_us.filter(|at_us| *at_us <= now_us);
+    matured_us.map(Some).ok_or(Refusal::UnitsNotMatured)
+}
+
+/// The holder's payment, in kopecks. Contains no coupon that is paid by the calendar: the burn may
+/// be final only after the end of the coupon's day, whose holders get it.
 fn payment_minor(
     instrument: &Instrument,
     units_minor: i64,
-    reason: RedemptionReason,
-    now_us: i64,
+    matured_us: Option<i64>,
 ) -> Result<i64, Refusal> {
-    let coupons: &[_] = match reason {
-        RedemptionReason::Maturity => &instrument.coupons,
-        _ => &[],
-    };
     let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
-    // As the redemption of the whole issue: the coupon of the record day.
-    let matured_us = instrument.matures_at_us.filter(|at_us| *at_us <= now_us);
-    let record_us = matured_us.map_or(now_us, plan::end_of_day_us);
-    let worth = plan::worth_per_unit(nominal, coupons, record_us);
+    let worth = match matured_us {
+        // As the redemption of the whole issue: the coupon of the day of maturity.
+        Some(at_us) => {
+            plan::worth_per_unit(nominal, &instrument.coupons, plan::end_of_day_us(at_us))
+        }
+        None => Ok(nominal),
+    };
     let payment =
         worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
     match payment {

@@ -53,7 +53,7 @@ async fn statuses(world: &mut World) -> Vec<pb::CouponStatus> {
 }
 
 /// Sweeps until the coupon has this status.
-async fn coupon_becomes(world: &mut World, number: usize, status: pb::CouponStatus) {
+pub async fn coupon_becomes(world: &mut World, number: usize, status: pb::CouponStatus) {
     for _ in 0..200 {
         world.resume_operations().await;
         if statuses(world).await[number - 1] == status {
@@ -71,7 +71,7 @@ async fn available(world: &mut World, user_id: &str) -> String {
 
 /// Alice has one unit and Bob three since four days; the first coupon was due three days ago, the
 /// clock is at that time.
-async fn past_world(folder: &std::path::Path) -> World {
+pub async fn past_world(folder: &std::path::Path) -> World {
     let mut world = World::start(folder).await;
     world.turn_back_us(3 * DAY_US);
     let pays_at_us = world.clock.now_us() + 60_000_000;
@@ -90,6 +90,23 @@ async fn past_world(folder: &std::path::Path) -> World {
     alter_store(folder, past).await;
     follow_history(folder).await;
     world
+}
+
+/// RedeemInvestmentCfa of a unit of Alice.
+pub async fn redeem_unit(
+    world: &mut World,
+    reason: pb::RedemptionReason,
+) -> Result<pb::CfaOperation, tonic::Status> {
+    let request = pb::RedeemInvestmentCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        redemption_id: String::new(),
+        reason: reason.into(),
+    };
+    let answer = world.cfa.redeem_investment_cfa(request).await?;
+    Ok(answer.into_inner().operation.expect("operation"))
 }
 
 async fn transfer(world: &mut World, from: &str, to: &str, units: &str) {
@@ -286,6 +303,78 @@ async fn r098_an_early_redemption_cancels_later_coupons_and_earlier_ones_are_sti
     coupon_becomes(&mut world, 1, Paid).await;
     assert_eq!(available(&mut world, "alice").await, "1035.51");
     assert_eq!(available(&mut world, "bob").await, "3106.52");
+    world.stop().await;
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_a_unit_bought_back_on_the_day_of_a_coupon_gets_the_coupon_once() {
+    use pb::CouponStatus::{Paid, Scheduled};
+    use pb::RedemptionReason::{Buyback, Maturity};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = past_world(folder.path()).await;
+    world.deposit("issuer", "5000.00").await;
+    // By the clock the coupon is due today. The burn is in a block after the end of the day.
+    world.clock.advance_us(60_000_000);
+    let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+    offered.expect("offered");
+    let early = redeem_unit(&mut world, Maturity).await;
+    let early = early.expect_err("before maturity");
+    assert_eq!(
+        (early.code(), reason(&early).as_str()),
+        (tonic::Code::FailedPrecondition, "NOT_MATURED")
+    );
+    // The refusal has left the offer active.
+    let bought = redeem_unit(&mut world, Buyback).await.expect("bought");
+    let bought = world.settle(&bought).await;
+    assert_eq!(bought.status(), common::OperationStatus::Finalized);
+    assert_eq!(available(&mut world, "alice").await, "1000.00");
+
+    world.turn_back_us(0);
+    coupon_becomes(&mut world, 1, Paid).await;
+    world.resume_operations().await;
+    assert_eq!(statuses(&mut world).await, [Paid, Scheduled]);
+    for (holder, minor, kept) in [
+        ("alice", 1_035_51, "1035.51"),
+        ("bob", 106_52, "106.52"),
+        ("issuer", 3_857_97, "3857.97"),
+    ] {
+        assert_eq!(world.tokens("CFA-RUB", holder).await, minor, "{holder}");
+        assert_eq!(available(&mut world, holder).await, kept, "{holder}");
+    }
+    assert_eq!(world.supply("BOND-1").await, "3");
+    world.stop().await;
+}
+
+// rows: R097 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r097_units_redeemed_alone_at_maturity_get_the_coupon_of_the_day_once() {
+    use pb::CouponStatus::{Redeemed, Scheduled};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let matures_at_us = world.clock.now_us() + 2 * DAY_US;
+    let register = world.register(|request| {
+        request.matures_at = Some(proto::convert::to_timestamp_us(matures_at_us));
+        request.coupons = vec![coupon(matures_at_us, "7.25")];
+    });
+    register.await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "5000.00").await;
+    world.clock.advance_us(2 * DAY_US);
+    let sent = redeem_unit(&mut world, pb::RedemptionReason::Maturity).await;
+    let done = world.settle(&sent.expect("sent")).await;
+    assert_eq!(done.status(), common::OperationStatus::Finalized);
+    assert_eq!(available(&mut world, "alice").await, "1007.25");
+    assert_eq!(statuses(&mut world).await, [Scheduled]);
+
+    // After the end of the day: the redemption of the issue, not the calendar, pays the other unit.
+    world.clock.advance_us(DAY_US + GRACE_US);
+    coupon_becomes(&mut world, 1, Redeemed).await;
+    world.resume_operations().await;
+    assert_eq!(statuses(&mut world).await, [Redeemed]);
+    assert_eq!(available(&mut world, "alice").await, "2014.50");
+    assert_eq!(available(&mut world, "issuer").await, "2985.50");
+    assert_eq!(world.supply("BOND-1").await, "0");
     world.stop().await;
 }
 

@@ -18,6 +18,7 @@ use testkit::{PATIENCE, Reservation, ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::coupons::{coupon_becomes, past_world, redeem_unit};
 use crate::issues::revert_under;
 use crate::redeem::{hold, redeem};
 use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
@@ -33,6 +34,8 @@ const ISSUE_FOLDER: &str = "CFA_CRASH_ISSUE_FOLDER";
 const COUPON_FOLDER: &str = "CFA_CRASH_COUPON_FOLDER";
 /// File in that folder: the chain reverts the first part.
 const REVERTS: &str = "reverts";
+/// Folder of the child that redeems a unit on the day of a coupon.
+const COUPON_DAY_FOLDER: &str = "CFA_CRASH_COUPON_DAY_FOLDER";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -685,4 +688,59 @@ async fn r100_killed_after_a_reverted_part_a_coupon_has_failed_and_is_paid_once_
         assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{user}");
     }
     world.stop().await;
+}
+
+/// The child process that is killed while it redeems a unit on the day of a coupon: with reason
+/// MATURITY, which is refused, or else BUYBACK. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_a_unit_on_a_coupons_day_and_is_killed() {
+    let Ok(folder) = std::env::var(COUPON_DAY_FOLDER) else {
+        return;
+    };
+    let mut world = past_world(Path::new(&folder)).await;
+    world.deposit("issuer", "5000.00").await;
+    world.clock.advance_us(60_000_000);
+    let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+    offered.expect("offered");
+    let _ = redeem_unit(&mut world, pb::RedemptionReason::Maturity).await;
+    let _ = redeem_unit(&mut world, pb::RedemptionReason::Buyback).await;
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_killed_while_a_unit_is_redeemed_on_a_coupons_day_the_coupon_is_paid_once() {
+    for place in [failpoint::GATED, failpoint::UNITS_SUBMITTED] {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = (
+            "crash::child_redeems_a_unit_on_a_coupons_day_and_is_killed",
+            COUPON_DAY_FOLDER,
+        );
+        // The two issues reach the place first.
+        killed(child, folder.path(), &format!("{place}:3")).await;
+        // The clock of a start is ahead of the chain's: it would pay this coupon too.
+        let later = "UPDATE coupon SET status = 9 WHERE number = 2";
+        alter_store(folder.path(), later).await;
+        let mut world = World::start(folder.path()).await;
+        world.turn_back_us(0);
+        coupon_becomes(&mut world, 1, pb::CouponStatus::Paid).await;
+        let burned = async {
+            while world.supply("BOND-1").await != "3" {
+                world.resume_operations().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let burned = tokio::time::timeout(PATIENCE, burned).await;
+        burned.unwrap_or_else(|_| panic!("{place}: the unit is not burned"));
+        world.resume_operations().await;
+        for (user, minor, kept) in [
+            ("alice", 1_035_51, "1035.51"),
+            ("bob", 106_52, "106.52"),
+            ("issuer", 3_857_97, "3857.97"),
+        ] {
+            let account = format!("{user}:CFA-RUB");
+            world.balance_becomes(&account, kept).await;
+            assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
+        }
+        world.stop().await;
+    }
 }

@@ -1117,11 +1117,16 @@ fn units_redemption(change: Change) -> pb::RedeemInvestmentCfaRequest {
     request
 }
 
-/// Alice has five units with a coupon that is due, the issuer has money.
+/// Alice has five units with a coupon that is due, the issuer has money. Maturity is an hour later,
+/// on the same day.
 async fn coupon_world(folder: &std::path::Path) -> World {
     let mut world = World::start(folder).await;
     let now = world.clock.now_us() / 1_000_000;
     let register = world.register(|request| {
+        request.matures_at = Some(prost_types::Timestamp {
+            seconds: now + 3_600,
+            nanos: 0,
+        });
         request.coupons = vec![pb::Coupon {
             pays_at: Some(prost_types::Timestamp {
                 seconds: now,
@@ -1198,8 +1203,12 @@ async fn r326_a_buyback_pays_the_nominal_and_maturity_the_due_coupons_too() {
         .zip(["1000.00", "2035.50"])
     {
         let asked = units_redemption(change);
-        let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
-        offered.expect("offered");
+        if asked.reason() == pb::RedemptionReason::Maturity {
+            world.clock.advance_us(3_600_000_000);
+        } else {
+            let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+            offered.expect("offered");
+        }
         let answer = world.cfa.redeem_investment_cfa(asked.clone()).await;
         let sent = answer.expect("sent").into_inner().operation;
         let done = world.settle(&sent.expect("operation")).await;

@@ -181,7 +181,7 @@ async fn d46_maturity_by_the_terms_needs_no_offer() {
     let mut matured = redemption("2");
     matured.reason = pb::RedemptionReason::Maturity.into();
     let early = world.cfa.redeem_investment_cfa(matured.clone()).await;
-    assert_eq!(reason(&early.expect_err("early")), "NOT_OFFERED");
+    assert_eq!(reason(&early.expect_err("early")), "NOT_MATURED");
     world.clock.advance_us(3_600_000_000);
     let refused = buy_back(&mut world, "2").await.expect_err("a buyback");
     assert_eq!(reason(&refused), "NOT_OFFERED");
