@@ -28,6 +28,7 @@ use service_clients::cfa::Anchor;
 use types::{CFA_RUB, OperationType};
 
 use crate::config::Config;
+use crate::manifest;
 
 /// Attempts at an operation that differs, and the pause between them: the two stores are read one
 /// after the other.
@@ -167,8 +168,9 @@ pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
 /// Checks every row of the stores of this configuration.
 ///
 /// # Errors
-/// A store cannot be read.
+/// The data folder is none of the platform. A store cannot be read.
 pub async fn full(config: &Config) -> anyhow::Result<Checked> {
+    manifest::require(&config.data_dir)?;
     let began = Instant::now();
     let mut parts = Vec::new();
     for store in sealed_stores(config) {
