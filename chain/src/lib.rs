@@ -42,8 +42,8 @@ pub use connector::{
     TokenCode, TokenRights, TokenTransfer, known_transactions,
 };
 pub use contracts::{Action, Contracts, Grant, Payout, RoleSet, Terms, Trade, Version};
-pub use dev::StoreError;
 pub use dev::bare::{BareChain, BareTransaction};
+pub use dev::{StoreError, block_times};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/connector": "0001_connector", "0002_attempts", "0003_final_attempts"

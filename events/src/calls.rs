@@ -17,7 +17,7 @@ pub const RETENTION_US: i64 = 30 * 24 * 3_600 * 1_000_000;
 const EXPIRED_PER_CALL: i64 = 8;
 
 /// Scope and idempotency key of a call (T12).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CallKey {
     pub call: &'static str,
     /// Subject of the caller's credential.

@@ -7,10 +7,12 @@
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
 //! | audit records | the first bad record in the chain of each other service |
 //! | operations | a final ledger operation that differs from the CFA service's |
-//! | registry | contradictions in the holder registry and its history |
+//! | registry | contradictions in the holder registry, times other than those of the chain |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!
-//! The registry and the ledger are compared with the chain by the proof, over public calls.
+//! The registry and the ledger are compared with the chain by the proof, over public calls. The
+//! times of the registry are compared with the blocks of the embedded chain. A remote chain is not
+//! in the files: an altered time is then found only if it contradicts another row.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,6 +30,7 @@ use service_clients::cfa::Anchor;
 use types::{CFA_RUB, OperationType};
 
 use crate::config::Config;
+use crate::manifest;
 
 /// Attempts at an operation that differs, and the pause between them: the two stores are read one
 /// after the other.
@@ -35,6 +38,8 @@ const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(300);
 /// Findings per part.
 const FINDINGS_MAX: usize = 100;
+/// Blocks of the embedded chain that are read at once.
+const BLOCKS: usize = 1_000;
 
 /// Result of the full check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -167,8 +172,9 @@ pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
 /// Checks every row of the stores of this configuration.
 ///
 /// # Errors
-/// A store cannot be read.
+/// The data folder is none of the platform. A store cannot be read.
 pub async fn full(config: &Config) -> anyhow::Result<Checked> {
+    manifest::require(&config.data_dir)?;
     let began = Instant::now();
     let mut parts = Vec::new();
     for store in sealed_stores(config) {
@@ -455,15 +461,43 @@ async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
     let opened = OperationRecords::open(&store.path).await;
     let mut records = opened.with_context(|| store.path.display().to_string())?;
     let (rows, found) = records.check_registry().await.context("holder registry")?;
+    let times = records.block_times().await.context("holder registry")?;
     records.close().await.context("cfa")?;
-    let findings = found.into_iter().take(FINDINGS_MAX);
+    let mut findings: Vec<String> = found
+        .into_iter()
+        .map(|(table, token, place)| format!("{table} of token {token}: {place} contradicts"))
+        .collect();
+    // A remote chain is not in a file.
+    if config.chain.rpc_url.is_none() {
+        findings.extend(other_times(config, &times).await?);
+    }
+    findings.truncate(FINDINGS_MAX);
     Ok(PartCheck {
         name: "registry".to_owned(),
         rows,
-        findings: findings
-            .map(|(table, token, place)| format!("{table} of token {token}: {place} contradicts"))
-            .collect(),
+        findings,
     })
+}
+
+/// Blocks of the registry that have another time in the embedded chain. No other row confirms the
+/// time of a transfer of a holder to itself.
+async fn other_times(config: &Config, times: &[(u64, i64)]) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for page in times.chunks(BLOCKS) {
+        let numbers: Vec<u64> = page.iter().map(|(number, _)| *number).collect();
+        let on_chain = chain::block_times(&config.chain.data_dir, &numbers).await;
+        let on_chain = on_chain.context("embedded chain")?;
+        for (number, time_us) in page {
+            let time_s = on_chain.get(number).copied();
+            let expected_us = time_s.map(|time_s| i128::from(time_s) * 1_000_000);
+            if expected_us != Some(i128::from(*time_us)) {
+                found.push(format!(
+                    "holder registry: block {number} has another time on the chain"
+                ));
+            }
+        }
+    }
+    Ok(found)
 }
 
 impl fmt::Display for Checked {

@@ -375,6 +375,21 @@ impl Manifest {
     }
 }
 
+/// Requires a data folder of the platform, before a check opens its stores.
+///
+/// # Errors
+/// The folder does not exist or has no manifest.
+pub fn require(dir: &Path) -> anyhow::Result<()> {
+    let folder = dir.display();
+    ensure!(dir.is_dir(), "data folder {folder} does not exist");
+    ensure!(
+        dir.join(FILE).is_file(),
+        "{folder} is not a data folder of the platform: it has no {FILE}; name the folder with \
+         --data-dir, or restore the file from a backup if it was lost"
+    );
+    Ok(())
+}
+
 /// Result of [`accept`].
 #[derive(Debug, Serialize)]
 pub struct Accepted {

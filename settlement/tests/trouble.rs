@@ -402,6 +402,60 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     altered_record(folder.path()).await;
 }
 
+/// One batch is refused by the chain service, a later one by the ledger.
+#[tokio::test]
+async fn a_retry_repeats_only_the_step_that_it_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    // Only an operator's retry ends a pause.
+    settings.refused_retry_ms = 3_600_000;
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    let mut market = Market::new(1);
+    let refused = trade(&mut market, 1, 0);
+    let refusals = &platform.chain.refused_trades;
+    refusals.lock().unwrap().insert(refused);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let is_stuck = |platform: &Platform, part: &str| {
+        let halted = platform.settlement.stats().halted;
+        halted.contains(part)
+    };
+    let (chain, ledger) = ("settlement-chain", "settlement-ledger");
+    until("alarm", &platform, || is_stuck(&platform, chain)).await;
+    let (undrawn, adjust) = trading_hold_of(&market, UserIx(2));
+    let taken = adjust(1, "steal");
+    platform.ledger.adjust_hold(taken).await.unwrap();
+    let fed = market.records.len();
+    trade(&mut market, 3, 2);
+    platform.feed(&market.records[fed..]);
+    until("second alarm", &platform, || is_stuck(&platform, ledger)).await;
+    platform.chain.refused_trades.lock().unwrap().clear();
+    let repaired = adjust(undrawn, "repair");
+    platform.ledger.adjust_hold(repaired).await.unwrap();
+
+    let (mut operators, _slot) = platform.operators();
+    let status = pb::GetSettlementStatusRequest::default();
+    let status = operators.get_settlement_status(status).await.unwrap();
+    let waiting = status.into_inner().waiting;
+    for (part, others) in [(chain, Some(ledger)), (ledger, None)] {
+        let named = waiting.iter().find(|step| step.part == part).unwrap();
+        let retry = pb::RetrySettlementRequest {
+            context: context(&format!("retry {part}")),
+            id: named.id.clone(),
+        };
+        let retried = operators.retry_settlement(retry).await.unwrap();
+        assert_eq!(retried.into_inner().waiting, std::slice::from_ref(named));
+        until("retry", &platform, || !is_stuck(&platform, part)).await;
+        // Long enough for a retry of the other step.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(others.is_none_or(|other| is_stuck(&platform, other)));
+    }
+    drained(&platform, market.position()).await;
+    assert!(platform.settlement.health().failing().is_empty());
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
 /// Each act of an operator has one record, also after its repeats; the newest is first.
 async fn audited(operators: &mut Client, trade_id: &str) {
     let retry = || pb::RetrySettlementRequest {

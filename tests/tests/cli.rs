@@ -344,6 +344,33 @@ fn r350_config_prints_what_is_in_force() {
     });
 }
 
+// rows: R350
+#[test]
+fn r350_a_check_of_another_folder_states_that_it_is_no_data_folder() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        std::fs::create_dir(here.join("other")).expect("made");
+        std::fs::write(here.join("other/file"), "text").expect("written");
+        for verb in [["data", "check"], ["proof", "--full"]] {
+            for (name, problem) in [
+                ("missing", "does not exist"),
+                (
+                    "other",
+                    "is not a data folder of the platform: it has no manifest.toml",
+                ),
+            ] {
+                let path = here.join(name).display().to_string();
+                let args = ["--data-dir", path.as_str(), verb[0], verb[1]];
+                let refused = command(here, &args).await;
+                assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+                let text = format!("{path} {problem}");
+                assert!(refused.stderr.contains(&text), "{verb:?}: {refused:?}");
+            }
+        }
+    });
+}
+
 /// The history consists of the demonstration (deposits, an issue against payment, trades, a
 /// redemption, a payout that the bank refuses, maturity), many settled trades of a replay, and a
 /// transfer.

@@ -387,6 +387,41 @@ fn r188_thirteen_tamperings_are_named() {
     });
 }
 
+/// As an altered transfer of a holder to itself, which has the only row of its block: the tables of
+/// the registry agree, and only the chain has the block's time.
+#[test]
+fn r188_an_altered_time_of_a_whole_block_is_found() {
+    const BLOCK: &str = "(SELECT MIN(block_number) FROM holding_history)";
+    run(async {
+        let platform = stopped().await;
+        let store = Store::open(&platform.data_dir(), "cfa/cfa.sqlite");
+        for table in ["holding_history", "supply_history"] {
+            let sql =
+                format!("UPDATE {table} SET time_us = time_us - 1 WHERE block_number = {BLOCK}");
+            assert!(store.execute(&sql) > 0, "{sql}");
+        }
+        for (column, end) in [("since_us", "MIN"), ("updated_at_us", "MAX")] {
+            let sql = format!(
+                "UPDATE holding SET {column} = (SELECT {end}(time_us) FROM holding_history h \
+                 WHERE h.token = holding.token AND h.address = holding.address)"
+            );
+            assert!(store.execute(&sql) > 0, "{sql}");
+        }
+        let found = named(&check(&platform).await.json());
+        assert_eq!(found.len(), 1, "{found:?}");
+        let text = "has another time on the chain";
+        assert!(found[0].ends_with(text), "{found:?}");
+        store.restore();
+
+        // The time of the last transfer of a holder, also without the blocks of the chain.
+        let sql = "UPDATE holding SET updated_at_us = updated_at_us - 1 \
+             WHERE (token, address) = (SELECT token, address FROM holding LIMIT 1)";
+        assert_eq!(store.execute(sql), 1);
+        let found = named(&check(&platform).await.json());
+        assert!(found[0].starts_with("holding of token"), "{found:?}");
+    });
+}
+
 fn named(checked: &Value) -> Vec<String> {
     let parts = checked["parts"].as_array().cloned().unwrap_or_default();
     let findings = parts.iter().flat_map(|part| part["findings"].as_array());

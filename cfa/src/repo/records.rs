@@ -22,12 +22,12 @@ const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
 
 /// First contradictions among the tables of the holder registry: what differs, token, address or
-/// block. A holder has the units of the last row of its history, a block has one time, and a supply
-/// is the sum of the holders' changes.
+/// block. A holder has the units and the time of the last row of its history, a block has one time,
+/// and a supply is the sum of the holders' changes.
 const CONTRADICTIONS: &str = "WITH ends AS (\
      SELECT token, address, MAX(block_number) AS block_number, MIN(time_us) AS since_us \
      FROM holding_history GROUP BY token, address), \
-     last AS (SELECT e.token, e.address, h.units, e.block_number, e.since_us FROM ends e \
+     last AS (SELECT e.token, e.address, h.units, h.time_us, e.block_number, e.since_us FROM ends e \
      JOIN holding_history h ON h.token = e.token AND h.address = e.address \
      AND h.block_number = e.block_number), \
      changes AS (SELECT token, block_number, time_us, \
@@ -41,7 +41,8 @@ const CONTRADICTIONS: &str = "WITH ends AS (\
      SELECT * FROM (\
      SELECT 'holding' AS name, g.token AS token, g.address AS place FROM holding g \
      LEFT JOIN last l ON l.token = g.token AND l.address = g.address \
-     WHERE l.units IS NOT g.units OR l.since_us IS NOT g.since_us OR l.block_number IS NOT g.block_number \
+     WHERE l.units IS NOT g.units OR l.since_us IS NOT g.since_us \
+     OR l.block_number IS NOT g.block_number OR l.time_us IS NOT g.updated_at_us \
      UNION ALL SELECT 'holding_history', l.token, l.address FROM last l \
      WHERE NOT EXISTS (SELECT 1 FROM holding g WHERE g.token = l.token AND g.address = l.address) \
      UNION ALL SELECT 'holding_history', token, CAST(block_number AS TEXT) FROM blocks \
@@ -52,6 +53,10 @@ const CONTRADICTIONS: &str = "WITH ends AS (\
      (SELECT token, block_number, time_us, units FROM supply_history EXCEPT SELECT * FROM supply)) LIMIT 100";
 const REGISTRY_ROWS: &str = "SELECT (SELECT COUNT(*) FROM holding) + \
      (SELECT COUNT(*) FROM holding_history) + (SELECT COUNT(*) FROM supply_history)";
+
+/// Blocks of the holder registry, and the time that it has for each.
+const BLOCK_TIMES: &str = "SELECT block_number, time_us FROM holding_history \
+     UNION SELECT block_number, time_us FROM supply_history ORDER BY block_number, time_us";
 
 /// A stored operation, as far as the ledger has the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +154,19 @@ impl OperationRecords {
             .fetch_all(&mut self.db)
             .await?;
         Ok((rows.unsigned_abs(), found))
+    }
+
+    /// The blocks of the holder registry with their times in microseconds, to compare them with the
+    /// chain. A block with two times is there twice.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn block_times(&mut self) -> Result<Vec<(u64, i64)>, Error> {
+        let rows: Vec<(i64, i64)> = sqlx::query_as(BLOCK_TIMES).fetch_all(&mut self.db).await?;
+        let rows = rows.into_iter();
+        Ok(rows
+            .map(|(number, time_us)| (number.unsigned_abs(), time_us))
+            .collect())
     }
 
     pub async fn close(self) -> Result<(), Error> {

@@ -24,7 +24,7 @@ impl Service {
         blocked: bool,
         reason: &str,
     ) -> Result<OperationResult, Error> {
-        let lock = self.object_locks.lock(operation_id).await;
+        let lock = self.lock_call(meta, SET_BLOCK, operation_id).await;
         if let Some(stored_operation_id) = self.stored_answer(meta, SET_BLOCK).await? {
             return Ok(OperationResult {
                 operation: self.redemption(&stored_operation_id).await?,

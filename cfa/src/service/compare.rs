@@ -509,7 +509,7 @@ impl Service {
         difference: i128,
         reason: &str,
     ) -> Result<(Instrument, bool), Error> {
-        let _lock = self.object_locks.lock(instrument_id).await;
+        let _lock = self.lock_call(meta, ACCEPT, instrument_id).await;
         if let Some(accepted) = self.stored_answer(meta, ACCEPT).await? {
             return Ok((self.require_instrument(&accepted).await?, true));
         }

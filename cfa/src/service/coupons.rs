@@ -195,7 +195,7 @@ impl Service {
         number: u32,
     ) -> Result<(CouponPayment, bool), Error> {
         let id = derived::coupon(instrument_id, number).to_string();
-        let lock = self.object_locks.lock(id).await;
+        let lock = self.lock_call(meta, RESTART, &id).await;
         let is_repeat = self.stored_answer(meta, RESTART).await?.is_some();
         if !is_repeat {
             let coupon = self.repo.coupon(instrument_id, number).await?;

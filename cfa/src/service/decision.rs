@@ -48,7 +48,7 @@ impl Service {
         meta: &RequestMeta,
         new: NewSignature,
     ) -> Result<(Instrument, IssueDecision, bool), Error> {
-        let _lock = self.object_locks.lock(&new.instrument_id).await;
+        let _lock = self.lock_call(meta, SIGN, &new.instrument_id).await;
         if let Some(signed) = self.stored_answer(meta, SIGN).await? {
             let (instrument, decision) = self.decision(&signed).await?;
             return Ok((instrument, decision, true));
@@ -121,7 +121,7 @@ impl Service {
         instrument_id: &str,
         document_hash: &str,
     ) -> Result<(Instrument, bool), Error> {
-        let lock = self.object_locks.lock(instrument_id).await;
+        let lock = self.lock_call(meta, ACTIVATE, instrument_id).await;
         if let Some(activated) = self.stored_answer(meta, ACTIVATE).await? {
             drop(lock);
             let instrument = self.require_instrument(&activated).await?;

@@ -207,7 +207,7 @@ impl Service {
         act_id: &str,
         document: &str,
     ) -> Result<(EnforcementAct, bool), Error> {
-        let lock = self.object_locks.lock(act_id).await;
+        let lock = self.lock_call(meta, LIFT, act_id).await;
         if let Some(known) = self.stored_answer(meta, LIFT).await? {
             return Ok((self.require_freeze(&known).await?, true));
         }

@@ -46,9 +46,7 @@ impl Service {
         meta: &RequestMeta,
         new: NewExtract,
     ) -> Result<(Extract, bool), Error> {
-        // Repeats that arrive together: the second one waits for the answer of the first.
-        let key = format!("{ISSUE} {}", meta.idempotency_key);
-        let _lock = self.object_locks.lock(key).await;
+        let _lock = self.lock_key(meta, ISSUE).await;
         if let Some(known) = self.stored_answer(meta, ISSUE).await? {
             let stored = self.repo.extract(&known).await?;
             let stored = stored.ok_or_else(|| Error::Damaged(format!("extract {known}")))?;

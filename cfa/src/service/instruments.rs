@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use events::calls::CallKey;
 use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpec, SpecError};
 
 use super::decision::{DRAFTS_MAX, check_immutable, document_hash};
@@ -26,6 +27,8 @@ const COUPONS_MAX: usize = 1_000;
 const AFTER_PLACEMENT: &str = "must be after the end of the placement";
 /// Name of the call under which answers are stored (D50).
 const UPDATE: &str = "UpdateInstrument";
+/// Name of the call in logs and in the scope of its keys.
+const REGISTER: &str = "RegisterInstrument";
 
 #[derive(Debug, Clone)]
 pub struct NewInstrument {
@@ -96,6 +99,12 @@ impl Service {
     ) -> Result<(Instrument, bool), Error> {
         let instrument_id = request.symbol.to_uppercase();
         let key = &meta.idempotency_key;
+        let scope = CallKey {
+            call: REGISTER,
+            subject: request.issuer_id.clone(),
+            key: key.clone(),
+        };
+        let _key = self.call_locks.lock(scope).await;
         let drafted = draft_of(&request, instrument_id, key, self.now_us());
         let drafted = drafted.and_then(|instrument| {
             let terms = placement_terms(&request, &instrument)?;
@@ -109,7 +118,7 @@ impl Service {
                 is_same_issue(&known, asked) && placed == *terms
             };
             if !drafted.as_ref().is_ok_and(is_same) {
-                rpc::context::note_difference("RegisterInstrument", key);
+                rpc::context::note_difference(REGISTER, key);
             }
             return Ok((known, true));
         }
@@ -397,7 +406,7 @@ impl Service {
         instrument_id: &str,
         change: InstrumentChange,
     ) -> Result<(Instrument, bool), Error> {
-        let _lock = self.object_locks.lock(instrument_id).await;
+        let _lock = self.lock_call(meta, UPDATE, instrument_id).await;
         if let Some(changed) = self.stored_answer(meta, UPDATE).await? {
             return Ok((self.require_instrument(&changed).await?, true));
         }

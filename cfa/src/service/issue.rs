@@ -379,6 +379,7 @@ impl Service {
         payment_id: &str,
         refund: bool,
     ) -> Result<OperationResult, Error> {
+        let _key = self.lock_key(meta, RESOLVE).await;
         if let Some(refunded) = self.stored_answer(meta, RESOLVE).await? {
             let operation = self.repo.operation(&refunded).await?;
             return Ok(OperationResult {

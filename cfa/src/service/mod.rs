@@ -57,7 +57,7 @@ use std::sync::atomic::AtomicBool;
 use events::Tx;
 use events::calls::{Answered, CallKey};
 use service_kit::{Clock, KeyedMutex, clock};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use types::Decimal;
 
 use crate::CfaConfig;
@@ -124,6 +124,8 @@ pub struct Service {
     pub config: CfaConfig,
     pub signing: Signing,
     pub health: rpc::Health,
+    /// One lock per idempotency key of a stored answer or a registration. Lock order: first.
+    call_locks: KeyedMutex<CallKey>,
     /// One lock per operation, batch, instrument, redemption, coupon, offer or freeze.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
@@ -168,6 +170,7 @@ impl Service {
             config,
             signing,
             health,
+            call_locks: KeyedMutex::default(),
             object_locks: KeyedMutex::default(),
             deposits: KeyedMutex::default(),
             registry_lock: tokio::sync::Mutex::new(()),
@@ -179,6 +182,23 @@ impl Service {
     /// Time of rows and events. Maturity uses `clock`, which tests and the sandbox can move.
     pub fn now_us(&self) -> i64 {
         clock::now_us()
+    }
+
+    /// Locks the key of a call. A call with the same key for another object waits for the answer of
+    /// the first and returns it, as if it had arrived later (D50).
+    async fn lock_key(&self, meta: &RequestMeta, call: &'static str) -> OwnedMutexGuard<()> {
+        self.call_locks.lock(meta.call(call)).await
+    }
+
+    /// Locks the key of a call, then its object.
+    async fn lock_call(
+        &self,
+        meta: &RequestMeta,
+        call: &'static str,
+        object_id: &str,
+    ) -> [OwnedMutexGuard<()>; 2] {
+        let key = self.lock_key(meta, call).await;
+        [key, self.object_locks.lock(object_id).await]
     }
 
     /// The id that an earlier call with this key returned (D50). Logs and counts a repeat with

@@ -281,7 +281,7 @@ impl Service {
         instrument_id: &str,
         reason: &str,
     ) -> Result<(Instrument, bool), Error> {
-        let _lock = self.object_locks.lock(instrument_id).await;
+        let _lock = self.lock_call(meta, LIFT, instrument_id).await;
         if let Some(lifted) = self.stored_answer(meta, LIFT).await? {
             return Ok((self.require_instrument(&lifted).await?, true));
         }

@@ -1,7 +1,10 @@
 //! A repeated idempotency key gets the stored answer and changes nothing (D50).
 
+use std::time::Duration;
+
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
+use testkit::Fault;
 
 use crate::node::{NO_COINS, gated_world};
 use crate::redeem::redeem;
@@ -97,36 +100,114 @@ async fn d50_a_repeated_clearing_does_not_lift_a_later_block() {
 async fn d50_a_repeated_resolution_answers_with_its_operation() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    let refusal = |world: &World, reason: Option<&str>| {
-        let reason = reason.map(str::to_owned);
-        world.double.with(|state| state.limit_refusal = reason);
-    };
     for (payment_id, refund) in [("payment-1", false), ("payment-2", true)] {
-        refusal(&world, Some("Daily limit"));
-        world.double.paid(payment_id, "alice", "10.00");
-        let request = pb::IssueCfaRubRequest {
-            context: context(payment_id),
-            user_id: "alice".into(),
-            amount: roubles("10.00"),
-            payment_id: payment_id.into(),
-        };
-        world.cfa.issue_cfa_rub(request).await.expect("refused");
-        refusal(&world, None);
-        let resolve = pb::ResolveSuspendedDepositRequest {
-            context: context(&format!("resolve {payment_id}")),
-            payment_id: payment_id.into(),
-            refund,
-        };
+        suspend(&mut world, payment_id).await;
+        let key = format!("resolve {payment_id}");
+        let resolve = resolving(&key, payment_id, refund);
         let first = world.cfa.resolve_suspended_deposit(resolve.clone()).await;
         let first = first.expect("resolved");
         assert!(!is_repeat(&first), "{payment_id}");
         let again = world.cfa.resolve_suspended_deposit(resolve).await;
         let again = again.expect("the stored answer");
         assert!(is_repeat(&again), "{payment_id}");
-        let id = |answer: pb::ResolveSuspendedDepositResponse| {
-            answer.operation.expect("operation").operation_id
+        assert_eq!(resolved(again.into_inner()), resolved(first.into_inner()));
+    }
+    world.stop().await;
+}
+
+/// A paid deposit of Alice whose issue was refused by a limit.
+async fn suspend(world: &mut World, payment_id: &str) {
+    let refusal = Some("Daily limit".to_owned());
+    world.double.with(|state| state.limit_refusal = refusal);
+    world.double.paid(payment_id, "alice", "10.00");
+    let request = pb::IssueCfaRubRequest {
+        context: context(payment_id),
+        user_id: "alice".into(),
+        amount: roubles("10.00"),
+        payment_id: payment_id.into(),
+    };
+    world.cfa.issue_cfa_rub(request).await.expect("refused");
+    world.double.with(|state| state.limit_refusal = None);
+}
+
+fn resolving(key: &str, payment_id: &str, refund: bool) -> pb::ResolveSuspendedDepositRequest {
+    pb::ResolveSuspendedDepositRequest {
+        context: context(key),
+        payment_id: payment_id.into(),
+        refund,
+    }
+}
+
+fn resolved(answer: pb::ResolveSuspendedDepositResponse) -> String {
+    answer.operation.expect("operation").operation_id
+}
+
+/// The answers to two calls with one key: one acts, the other is its repeat.
+fn first_and_repeat<T>(answers: [Result<tonic::Response<T>, tonic::Status>; 2]) -> [T; 2] {
+    let answers = answers.map(|answer| answer.expect("answered"));
+    let repeats = answers.iter().filter(|answer| is_repeat(answer)).count();
+    assert_eq!(repeats, 1);
+    answers.map(tonic::Response::into_inner)
+}
+
+// rows: R039
+#[tokio::test(flavor = "multi_thread")]
+async fn d50_a_key_in_use_for_another_deposit_refunds_only_the_first() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    for payment_id in ["payment-1", "payment-2"] {
+        suspend(&mut world, payment_id).await;
+    }
+    // Both calls are in progress at once.
+    let late = Fault::Late(Duration::from_millis(200));
+    world.double.with(|state| state.faults.extend([late; 2]));
+    let [mut one, mut two] = [world.cfa.clone(), world.cfa.clone()];
+    let (first, second) = tokio::join!(
+        one.resolve_suspended_deposit(resolving("k-1", "payment-1", true)),
+        two.resolve_suspended_deposit(resolving("k-1", "payment-2", true))
+    );
+    let [first, second] = first_and_repeat([first, second]);
+    assert_eq!(resolved(first), resolved(second));
+    assert_eq!(world.double.with(|state| state.payouts.len()), 1);
+    world.stop().await;
+}
+
+// rows: R320
+#[tokio::test(flavor = "multi_thread")]
+async fn d50_a_key_in_use_for_another_issue_changes_only_the_first() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let registration = |symbol: &str| pb::RegisterInstrumentRequest {
+        context: context("registration"),
+        ..bond(symbol)
+    };
+    let [mut one, mut two] = [world.cfa.clone(), world.cfa.clone()];
+    let (first, second) = tokio::join!(
+        one.register_instrument(registration("BOND-8")),
+        two.register_instrument(registration("BOND-9"))
+    );
+    let answers = first_and_repeat([first, second]);
+    assert_eq!(answers[0].instrument_id, answers[1].instrument_id);
+
+    for symbol in ["BOND-1", "BOND-2"] {
+        let registered = world.register(|request| request.symbol = symbol.into());
+        registered.await.expect("registered");
+    }
+    use pb::InstrumentStatus::{Active, Halted};
+    for (round, status) in [Halted, Active, Halted, Active].into_iter().enumerate() {
+        let change = |instrument_id: &str| pb::UpdateInstrumentRequest {
+            context: context(&format!("change {round}")),
+            instrument_id: instrument_id.into(),
+            status: status.into(),
+            ..Default::default()
         };
-        assert_eq!(id(again.into_inner()), id(first.into_inner()));
+        let (first, second) = tokio::join!(
+            one.update_instrument(change("BOND-1")),
+            two.update_instrument(change("BOND-2"))
+        );
+        let changed = first_and_repeat([first, second])
+            .map(|answer| answer.instrument.expect("instrument").instrument_id);
+        assert_eq!(changed[0], changed[1]);
     }
     world.stop().await;
 }

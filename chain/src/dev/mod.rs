@@ -28,7 +28,8 @@ mod rpc;
 pub mod state;
 mod transport;
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,6 +70,18 @@ pub struct DevChainConfig {
     /// Accounts that have coins from block 0. All others are external: they pay for gas and have
     /// lower limits in the pool.
     pub funded: Vec<Address>,
+}
+
+/// Times of these blocks of the development chain in this folder, in seconds, by number. A block
+/// that it does not have is missing. Read-only, with or without a running chain.
+///
+/// # Errors
+/// [`StoreError`]: the chain's file cannot be read.
+pub async fn block_times(
+    data_dir: &Path,
+    numbers: &[u64],
+) -> Result<HashMap<u64, u64>, StoreError> {
+    repo::block_times(&data_dir.join(DATABASE), numbers).await
 }
 
 #[derive(Clone)]

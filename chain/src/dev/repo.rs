@@ -6,7 +6,7 @@
 //! The transactions of the last blocks stay in memory, decoded: the connector reads each block
 //! several times after it was sealed, and a batch of trades has a thousand logs.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,10 +18,10 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use revm::database::{CacheDB, EmptyDB};
 use revm::state::{AccountInfo, Bytecode};
-use sqlx::Row;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqliteRow, SqliteSynchronous,
 };
+use sqlx::{Connection, Row, SqliteConnection};
 
 use super::receipts;
 use super::state::StateDiff;
@@ -374,6 +374,28 @@ async fn put_state(
         .await?;
     }
     Ok(())
+}
+
+/// Times of these blocks in the file of a development chain, in seconds, by number. A block that
+/// the file does not have is missing. Read-only, with or without a running chain.
+pub(super) async fn block_times(
+    file: &Path,
+    numbers: &[u64],
+) -> Result<HashMap<u64, u64>, StoreError> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    let mut db = SqliteConnection::connect_with(&options).await?;
+    let rows = sqlx::query(
+        "SELECT b.header FROM json_each($1) AS k CROSS JOIN block AS b ON b.number = k.value",
+    )
+    .bind(serde_json::json!(numbers).to_string())
+    .fetch_all(&mut db)
+    .await?;
+    db.close().await?;
+    let time = |row: &SqliteRow| {
+        let header = decode_header(row)?;
+        Ok((header.number, header.timestamp))
+    };
+    rows.iter().map(time).collect()
 }
 
 fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {

@@ -5,7 +5,9 @@
 //! part is healthy only if none of its batches and steps waits.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::Notify;
 
 /// Health part: posting to the ledger.
 pub const LEDGER: &str = "settlement-ledger";
@@ -18,11 +20,13 @@ pub const STORE: &str = "settlement-store";
 /// Health part: open differences between journal and ledger.
 pub const BREAKS: &str = "settlement-breaks";
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Failure {
     reason: String,
     /// Waiting does not help: an operator is needed.
     is_stuck: bool,
+    /// Ends the pause of the step.
+    retry: Arc<Notify>,
 }
 
 /// A step that is repeated until it succeeds.
@@ -63,13 +67,34 @@ impl CurrentFailures {
 
     /// Records that `id` waits because of `reason`. `is_stuck`: an operator is needed.
     pub fn note(&self, part: &'static str, id: &str, reason: &str, is_stuck: bool) {
+        self.note_step(part, id, reason, is_stuck);
+    }
+
+    /// Like [`Self::note`], for a step that is repeated after a pause. The result ends the pause
+    /// once [`Self::retry`] names the step. It keeps a retry that comes before the pause.
+    pub fn note_step(
+        &self,
+        part: &'static str,
+        id: &str,
+        reason: &str,
+        is_stuck: bool,
+    ) -> Arc<Notify> {
         let mut open = self.open();
-        let failure = Failure {
-            reason: reason.to_owned(),
-            is_stuck,
-        };
-        open.insert((part, id.to_owned()), failure);
+        let failure = open.entry((part, id.to_owned())).or_default();
+        reason.clone_into(&mut failure.reason);
+        failure.is_stuck = is_stuck;
+        let retry = failure.retry.clone();
         self.update_health(part, &open);
+        retry
+    }
+
+    /// Ends the pauses of the steps of `id`; empty: of all.
+    pub fn retry(&self, id: &str) {
+        for ((_, waiting), failure) in self.open().iter() {
+            if id.is_empty() || waiting == id {
+                failure.retry.notify_one();
+            }
+        }
     }
 
     /// Removes the failure of `id`.

@@ -167,8 +167,8 @@ struct SharedState {
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Locked from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
-    /// Ends the pauses of all waiting steps.
-    retry: tokio::sync::Notify,
+    /// Makes the comparisons of open differences due at once.
+    compare: tokio::sync::Notify,
     /// Trades of open batches that an operator wants bust, with the reason.
     requested: Mutex<BTreeMap<Id128, String>>,
 }
@@ -306,7 +306,7 @@ pub fn start(
             failures: CurrentFailures::new(),
             suspended: watch::Sender::default(),
             publishing: tokio::sync::Mutex::default(),
-            retry: tokio::sync::Notify::new(),
+            compare: tokio::sync::Notify::new(),
             requested: Mutex::new(requested),
         });
         let operators = Operators::new(state.clone(), deps.replica.clone());

@@ -208,9 +208,10 @@ impl Operators {
         Ok(found.map(|(case, is_closed_now)| (case, !is_closed_now)))
     }
 
-    /// Ends the pauses of all waiting steps and compares open differences at once. Returns the
-    /// steps, with the digest of the earlier call for a repeat, which ends the pauses again and has
-    /// no record. `None`: no step and no open difference has this id. An empty id is not looked up.
+    /// Ends the pauses of the waiting steps of `id`, or compares open differences at once if it is
+    /// the hold of one. An empty id: all steps and the differences. Returns the steps, with the
+    /// digest of the earlier call for a repeat, which ends the pauses again and has no record.
+    /// `None`: no step and no open difference has this id.
     ///
     /// # Errors
     /// As [`Self::status`]; also, the store cannot be written.
@@ -226,13 +227,14 @@ impl Operators {
             key: by.context.idempotency_key.clone(),
         };
         let mut earlier = state.repo.earlier_call(&key).await?;
-        if earlier.is_none() && !id.is_empty() && !state.failures.is_waiting(id) {
-            let breaks = state.repo.breaks().await?;
-            if !breaks.iter().any(|open| open.hold_id == id) {
-                return Ok(None);
-            }
+        let breaks = state.repo.breaks().await?;
+        let is_difference = id.is_empty() || breaks.iter().any(|open| open.hold_id == id);
+        if earlier.is_none() && !is_difference && !state.failures.is_waiting(id) {
+            return Ok(None);
         }
-        let waiting = state.failures.waiting(WAITING_MAX);
+        let mut waiting = state.failures.waiting(usize::MAX);
+        waiting.retain(|step| id.is_empty() || step.id == id);
+        waiting.truncate(WAITING_MAX);
         if earlier.is_none() {
             let object_id = match id {
                 "" => ALL_STEPS,
@@ -245,7 +247,10 @@ impl Operators {
             let recorded = state.repo.record_call(&key, by.digest, now_us(), act);
             earlier = recorded.await?;
         }
-        state.retry.notify_waiters();
+        state.failures.retry(id);
+        if is_difference {
+            state.compare.notify_one();
+        }
         Ok(Some((waiting, earlier)))
     }
 
@@ -327,7 +332,7 @@ impl Operators {
             "an operator busts a trade before its batch is submitted"
         );
         state.requested().insert(trade_id, reason.to_owned());
-        state.retry.notify_waiters();
+        state.failures.retry(&attempt);
         Ok(Ok((request.batch_id, None)))
     }
 }

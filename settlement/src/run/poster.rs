@@ -233,7 +233,7 @@ impl Poster {
             }
             // The sender outlives the poster.
             _ = self.waits.changed() => self.show_waits(),
-            () = self.shared.retry.notified() => self.checks.make_due(),
+            () = self.shared.compare.notified() => self.checks.make_due(),
         }
         Ok(())
     }

@@ -2,9 +2,10 @@
 //!
 //! Failures are retried within seconds, with growing pauses. [`REFUSALS_MAX`] consecutive refusals
 //! raise a critical alarm, because every later step waits for this one. Then the step is retried
-//! every `refused_retry_ms`, since an operator may remove the cause. An operator may end all pauses
-//! (`RetrySettlement`).
+//! every `refused_retry_ms`, since an operator may remove the cause. An operator may end the pause
+//! of one step or of all (`RetrySettlement`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -12,6 +13,7 @@ use futures::future::BoxFuture;
 use sequencer::SubmitError;
 use service_clients::CallError;
 use service_kit::backoff;
+use tokio::sync::Notify;
 
 use super::{Halt, Shared, failure};
 use crate::repo::StoreError;
@@ -78,19 +80,18 @@ async fn repeat<'a, T, E>(
 ) -> Result<T, Halt> {
     let mut failures = Failures::default();
     loop {
-        // Before the call, so that a retry requested meanwhile is not lost.
-        let retried = shared.retry.notified();
         match shared.unless_stopped(call()).await? {
             Ok(value) => {
                 shared.failures.clear(part, id);
                 return Ok(value);
             }
             Err(error) => {
-                let pause = failures.note(shared, part, id, &describe(&error), is_refused(&error));
+                let (pause, retry) =
+                    failures.note(shared, part, id, &describe(&error), is_refused(&error));
                 let pausing = async {
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
-                        () = retried => {}
+                        () = retry.notified() => {}
                     }
                 };
                 shared.unless_stopped(pausing).await?;
@@ -107,7 +108,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Logs and counts a failure; returns the pause before the next attempt.
+    /// Logs and counts a failure; returns the pause before the next attempt, and what ends it.
     fn note(
         &mut self,
         shared: &Shared,
@@ -115,7 +116,7 @@ impl Failures {
         id: &str,
         reason: &str,
         is_refused: bool,
-    ) -> Duration {
+    ) -> (Duration, Arc<Notify>) {
         self.consecutive_refusals = if is_refused {
             self.consecutive_refusals + 1
         } else {
@@ -138,8 +139,8 @@ impl Failures {
         } else {
             tracing::warn!(part, id, reason, "settlement step failed; retrying");
         }
-        shared.failures.note(part, id, reason, is_stuck);
+        let retry = shared.failures.note_step(part, id, reason, is_stuck);
         metrics::counter!("settlement_retries_total", "step" => part).increment(1);
-        pause + backoff::jitter(pause)
+        (pause + backoff::jitter(pause), retry)
     }
 }
