@@ -479,8 +479,8 @@ async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
     })
 }
 
-/// Blocks of the registry that have another time in the embedded chain. No other row confirms the
-/// time of a transfer of a holder to itself.
+/// Blocks of the registry that the embedded chain does not have, or has with another time. No other
+/// row confirms the time of a transfer of a holder to itself.
 async fn other_times(config: &Config, times: &[(u64, i64)]) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for page in times.chunks(BLOCKS) {
@@ -488,13 +488,14 @@ async fn other_times(config: &Config, times: &[(u64, i64)]) -> anyhow::Result<Ve
         let on_chain = chain::block_times(&config.chain.data_dir, &numbers).await;
         let on_chain = on_chain.context("embedded chain")?;
         for (number, time_us) in page {
-            let time_s = on_chain.get(number).copied();
-            let expected_us = time_s.map(|time_s| i128::from(time_s) * 1_000_000);
-            if expected_us != Some(i128::from(*time_us)) {
-                found.push(format!(
-                    "holder registry: block {number} has another time on the chain"
-                ));
-            }
+            let fault = match on_chain.get(number) {
+                None => "is not on the chain",
+                Some(time_s) if i128::from(*time_s) * 1_000_000 != i128::from(*time_us) => {
+                    "has another time on the chain"
+                }
+                Some(_) => continue,
+            };
+            found.push(format!("holder registry: block {number} {fault}"));
         }
     }
     Ok(found)

@@ -32,7 +32,7 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// `accept`, `accept-rows`: the folder is in use. `accept`: there is nothing to accept, or a part
-/// is missing. `check`: a store cannot be read, or has altered rows.
+/// is missing. `check`: the folder has no manifest, a store cannot be read, or has altered rows.
 pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     anyhow::ensure!(
         config.data_dir.is_dir(),

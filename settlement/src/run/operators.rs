@@ -227,8 +227,10 @@ impl Operators {
             key: by.context.idempotency_key.clone(),
         };
         let mut earlier = state.repo.earlier_call(&key).await?;
-        let breaks = state.repo.breaks().await?;
-        let is_difference = id.is_empty() || breaks.iter().any(|open| open.hold_id == id);
+        let is_difference = id.is_empty() || {
+            let breaks = state.repo.breaks().await?;
+            breaks.iter().any(|open| open.hold_id == id)
+        };
         if earlier.is_none() && !is_difference && !state.failures.is_waiting(id) {
             return Ok(None);
         }
