@@ -1,6 +1,6 @@
 //! Operations and suspended deposits.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use events::Tx;
 use sqlx::sqlite::SqliteRow;
@@ -9,7 +9,7 @@ use types::OperationType;
 
 use super::{Repo, code, damaged, decimal, optional_u64};
 use crate::error::Error;
-use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
+use crate::model::{Flow, Holder, Operation, Rejection, Status, SuspendedDeposit};
 use crate::saga::{Chain, LimitReservation, Payout, SagaProgress};
 
 /// Result of `insert_operation_in_tx`.
@@ -282,6 +282,32 @@ impl Repo {
         )
         .bind(instrument_id);
         Ok(count.fetch_one(self.db.read()).await?)
+    }
+
+    /// Units that redemptions of single units burned after each holder's `as_of_block`, by user.
+    /// Cost: the holders, and the redemptions found.
+    pub async fn redeemed_after(
+        &self,
+        instrument_id: &str,
+        holders: &[Holder],
+    ) -> Result<HashMap<String, i64>, Error> {
+        let after = holders
+            .iter()
+            .map(|holder| (holder.user_id.as_str(), holder.as_of_block));
+        let after: Vec<(&str, u64)> = after.collect();
+        // The outer loop is over the holders: each is a search by the index.
+        let rows: Vec<(String, i64)> = sqlx::query_as(
+            "SELECT o.user_id, SUM(o.units_minor) FROM json_each($2) AS v \
+             CROSS JOIN operation AS o INDEXED BY operation_redeemed
+             WHERE o.flow = 4 AND o.status = 7 AND o.instrument_id = $1 \
+               AND o.user_id = json_extract(v.value, '$[0]') \
+               AND o.block_number > json_extract(v.value, '$[1]') GROUP BY o.user_id",
+        )
+        .bind(instrument_id)
+        .bind(serde_json::json!(after).to_string())
+        .fetch_all(self.db.read())
+        .await?;
+        Ok(rows.into_iter().collect())
     }
 
     /// Number of payouts whose release was refused at least `attempts` times, and the payout id of

@@ -12,9 +12,10 @@
 //! 3. The payments are distributed and the units burned (`distribution`).
 //!
 //! Holders at the end of the record day are paid. If trading stopped by then, these are the current
-//! holders of step 2. A trade that settlement resends or that arrives late can move units after
-//! step 2. Its parties are not paid, and their units not burned, until an operator resolves the
-//! difference.
+//! holders of step 2. Otherwise redemptions of single units may have burned units after the record
+//! day. They have paid those units, so step 2 leaves them out: after step 1 none is open or added.
+//! A trade that settlement resends or that arrives late can move units after step 2. Its parties
+//! are not paid, and their units not burned, until an operator resolves the difference.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,13 +27,15 @@ use super::{RequestMeta, Service};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, Instrument, InstrumentStatus, IssueRedemption, RedemptionLine, RedemptionReason,
-    RedemptionStatus,
+    CFA_RUB, Holder, Instrument, InstrumentStatus, IssueRedemption, RedemptionLine,
+    RedemptionReason, RedemptionStatus,
 };
 use crate::plan;
 
 /// Polling interval for the issue's open operations.
 const MOVING_POLL: Duration = Duration::from_millis(50);
+/// Holders per read of their redemptions of single units.
+const HOLDERS_PER_READ: usize = 1_000;
 const NOT_RECORDED: &str = "trading has stopped and no redemption is recorded: start it again";
 
 /// Arguments of `start_redemption`.
@@ -161,7 +164,8 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// The payment of each holder at the end of the record day, and the sum.
+    /// The payment of each holder at the end of the record day, and the sum. Units that were
+    /// redeemed alone since are left out.
     async fn payments_due(
         &self,
         instrument: &Instrument,
@@ -174,9 +178,14 @@ impl Service {
         let stopped_in_time = instrument.status == InstrumentStatus::Matured
             && instrument.updated_at_us <= cut_off_us;
         let at_us = (!stopped_in_time).then_some(cut_off_us);
-        let holders = self
+        let mut holders = self
             .all_holders(&instrument.contract_address, at_us)
             .await?;
+        // Current holders have no burned units.
+        if at_us.is_some() {
+            self.leave_out_redeemed(&instrument.instrument_id, &mut holders)
+                .await?;
+        }
         let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
         let worth =
             plan::worth_per_unit(nominal, &instrument.coupons, cut_off_us).map_err(too_large)?;
@@ -186,6 +195,25 @@ impl Service {
             return Err(Refusal::NothingToPay.into());
         }
         Ok((lines, total_minor))
+    }
+
+    /// Subtracts the units that redemptions of single units have burned after the record day, and
+    /// removes the holders without others.
+    async fn leave_out_redeemed(
+        &self,
+        instrument_id: &str,
+        holders: &mut Vec<Holder>,
+    ) -> Result<(), Error> {
+        for read in holders.chunks_mut(HOLDERS_PER_READ) {
+            let redeemed = self.repo.redeemed_after(instrument_id, read).await?;
+            for holder in read {
+                let units_minor = redeemed.get(&holder.user_id).copied();
+                holder.units_minor -= units_minor.unwrap_or_default();
+            }
+        }
+        // Below zero if the holder received units after the record day and redeemed them too.
+        holders.retain(|holder| holder.units_minor > 0);
+        Ok(())
     }
 
     async fn has_holders(&self, instrument: &Instrument) -> Result<bool, Error> {

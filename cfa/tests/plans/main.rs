@@ -618,6 +618,7 @@ async fn no_statement_scans_a_table() {
         "UPDATE enforcement_act SET left_minor = $2",
         "FROM holding_history INDEXED BY holding_history_at",
         "FROM operation INDEXED BY operation_maturing",
+        "CROSS JOIN operation AS o INDEXED BY operation_redeemed",
         "FROM extract INDEXED BY extract_of_actor",
         "FROM extract WHERE extract_id =",
         "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",

@@ -92,16 +92,70 @@ pub async fn past_world(folder: &std::path::Path) -> World {
     world
 }
 
+/// Alice has two units, Bob three and Carol one since four days; Alice sold one back before. The
+/// issue matured three days ago and trading has not stopped, the clock is at that time.
+pub async fn matured_world(folder: &std::path::Path) -> World {
+    let mut world = World::start(folder).await;
+    world.turn_back_us(3 * DAY_US);
+    let matures_at_us = world.clock.now_us() + 60_000_000;
+    let register = world.register(|request| {
+        request.matures_at = Some(proto::convert::to_timestamp_us(matures_at_us));
+        request.coupons = vec![coupon(matures_at_us, "7.25")];
+    });
+    register.await.expect("registered");
+    for (holder, units) in [("alice", "3"), ("bob", "3"), ("carol", "1")] {
+        world.issue("BOND-1", holder, units).await;
+    }
+    world.deposit("issuer", "11000.00").await;
+    let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+    offered.expect("offered");
+    let sold = redeem_unit(&mut world, pb::RedemptionReason::Buyback).await;
+    let sold = world.settle(&sold.expect("sold")).await;
+    assert_eq!(sold.status(), common::OperationStatus::Finalized);
+    assert_eq!(world.holders("BOND-1").await.len(), 3);
+    let past = "UPDATE holding_history SET time_us = time_us - 345600000000";
+    alter_store(folder, past).await;
+    follow_history(folder).await;
+    world.clock.advance_us(60_000_000);
+    world
+}
+
+/// Sweeps until the issue is redeemed.
+pub async fn issue_ends(world: &mut World) -> pb::IssueRedemption {
+    for _ in 0..200 {
+        world.resume_operations().await;
+        if world.instrument("BOND-1").await.status() == pb::InstrumentStatus::Redeemed {
+            let request = pb::GetRedemptionRequest {
+                instrument_id: "BOND-1".into(),
+                ..Default::default()
+            };
+            let found = world.cfa.get_redemption(request).await.expect("recorded");
+            return found.into_inner().redemption.expect("redemption");
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{:?}", world.service.health.failing());
+}
+
 /// RedeemInvestmentCfa of a unit of Alice.
 pub async fn redeem_unit(
     world: &mut World,
     reason: pb::RedemptionReason,
 ) -> Result<pb::CfaOperation, tonic::Status> {
+    redeem_units(world, "alice", "1", reason).await
+}
+
+async fn redeem_units(
+    world: &mut World,
+    holder_id: &str,
+    units: &str,
+    reason: pb::RedemptionReason,
+) -> Result<pb::CfaOperation, tonic::Status> {
     let request = pb::RedeemInvestmentCfaRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
-        holder_id: "alice".into(),
-        amount: amount("BOND-1", "1"),
+        holder_id: holder_id.into(),
+        amount: amount("BOND-1", units),
         redemption_id: String::new(),
         reason: reason.into(),
     };
@@ -375,6 +429,82 @@ async fn r097_units_redeemed_alone_at_maturity_get_the_coupon_of_the_day_once() 
     assert_eq!(available(&mut world, "alice").await, "2014.50");
     assert_eq!(available(&mut world, "issuer").await, "2985.50");
     assert_eq!(world.supply("BOND-1").await, "0");
+    world.stop().await;
+}
+
+/// Each holder has the money of all units, and the issuer the rest.
+async fn assert_paid(world: &mut World, paid: [(&str, u128, &str); 4]) {
+    for (user, minor, kept) in paid {
+        assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{user}");
+        assert_eq!(available(world, user).await, kept, "{user}");
+    }
+    assert_eq!(world.tokens("CFA-RUB", "system:redemption").await, 0);
+    assert_eq!(world.supply("BOND-1").await, "0");
+}
+
+// rows: R097 R099 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_units_burned_alone_after_the_record_day_are_not_paid_again_with_the_issue() {
+    use pb::RedemptionReason::{Buyback, Maturity};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = matured_world(folder.path()).await;
+    // The holders at the end of the record day still have these units.
+    for holder in ["alice", "carol"] {
+        let sent = redeem_units(&mut world, holder, "1", Maturity).await;
+        let done = world.settle(&sent.expect("sent")).await;
+        assert_eq!(done.status(), common::OperationStatus::Finalized);
+    }
+    let offered = world.offer("BOND-1", "bob", "1", "1000.00").await;
+    offered.expect("offered");
+    // May be open when trading stops.
+    let sent = redeem_units(&mut world, "bob", "1", Buyback).await;
+    sent.expect("sent");
+
+    world.turn_back_us(0);
+    let redemption = issue_ends(&mut world).await;
+    let mut payments: Vec<_> = redemption
+        .payments
+        .iter()
+        .map(|payment| (payment.user_id.as_str(), payment.amount.clone()))
+        .collect();
+    payments.sort_by_key(|(user, _)| *user);
+    let due = [("alice", "1007.25"), ("bob", "2014.50")];
+    assert_eq!(
+        payments,
+        due.map(|(user, due)| (user, amount("CFA-RUB", due)))
+    );
+    assert_eq!(redemption.total, amount("CFA-RUB", "3021.75"));
+    let paid = [
+        ("alice", 3_014_50, "3014.50"),
+        ("bob", 3_014_50, "3014.50"),
+        ("carol", 1_007_25, "1007.25"),
+        ("issuer", 3_963_75, "3963.75"),
+    ];
+    assert_paid(&mut world, paid).await;
+    world.stop().await;
+}
+
+// rows: R097 R099 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_an_issue_whose_units_were_all_burned_alone_after_the_record_day_ends() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = matured_world(folder.path()).await;
+    for (holder, units) in [("alice", "2"), ("bob", "3"), ("carol", "1")] {
+        let sent = redeem_units(&mut world, holder, units, pb::RedemptionReason::Maturity).await;
+        let done = world.settle(&sent.expect("sent")).await;
+        assert_eq!(done.status(), common::OperationStatus::Finalized);
+    }
+    world.turn_back_us(0);
+    let redemption = issue_ends(&mut world).await;
+    assert!(redemption.payments.is_empty());
+    assert_eq!(redemption.total, amount("CFA-RUB", "0.00"));
+    let paid = [
+        ("alice", 3_014_50, "3014.50"),
+        ("bob", 3_021_75, "3021.75"),
+        ("carol", 1_007_25, "1007.25"),
+        ("issuer", 3_956_50, "3956.50"),
+    ];
+    assert_paid(&mut world, paid).await;
     world.stop().await;
 }
 

@@ -18,7 +18,7 @@ use testkit::{PATIENCE, Reservation, ServiceDoubles, TestUser};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::coupons::{coupon_becomes, past_world, redeem_unit};
+use crate::coupons::{coupon_becomes, issue_ends, matured_world, past_world, redeem_unit};
 use crate::issues::revert_under;
 use crate::redeem::{hold, redeem};
 use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
@@ -36,6 +36,8 @@ const COUPON_FOLDER: &str = "CFA_CRASH_COUPON_FOLDER";
 const REVERTS: &str = "reverts";
 /// Folder of the child that redeems a unit on the day of a coupon.
 const COUPON_DAY_FOLDER: &str = "CFA_CRASH_COUPON_DAY_FOLDER";
+/// Folder of the child that redeems a unit of a matured issue, then the issue.
+const MATURED_FOLDER: &str = "CFA_CRASH_MATURED_FOLDER";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -741,6 +743,59 @@ async fn r100_killed_while_a_unit_is_redeemed_on_a_coupons_day_the_coupon_is_pai
             world.balance_becomes(&account, kept).await;
             assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
         }
+        world.stop().await;
+    }
+}
+
+/// The child process that is killed while it redeems a unit after the record day of a matured
+/// issue, or then the issue. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_a_matured_issue_and_is_killed() {
+    let Ok(folder) = std::env::var(MATURED_FOLDER) else {
+        return;
+    };
+    let mut world = matured_world(Path::new(&folder)).await;
+    let _ = redeem_unit(&mut world, pb::RedemptionReason::Maturity).await;
+    world.turn_back_us(0);
+    issue_ends(&mut world).await;
+}
+
+// rows: R097 R099 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_killed_while_a_unit_is_redeemed_after_the_record_day_each_unit_is_paid_once() {
+    // Three issues and a buy-back reach the first places before. The first submission funds the
+    // redemption of the issue, the second distributes.
+    let places = [
+        format!("{}:5", failpoint::GATED),
+        format!("{}:5", failpoint::UNITS_SUBMITTED),
+        format!("{}:5", failpoint::OPERATION_SETTLED),
+        format!("{}:1", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_POSTED.to_owned(),
+        format!("{}:2", failpoint::REDEMPTION_SUBMITTED),
+        failpoint::PART_ENDED.to_owned(),
+    ];
+    for place in places {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = (
+            "crash::child_redeems_a_matured_issue_and_is_killed",
+            MATURED_FOLDER,
+        );
+        killed(child, folder.path(), &place).await;
+        let mut world = World::start(folder.path()).await;
+        let redemption = issue_ends(&mut world).await;
+        assert_eq!(redemption.total, amount("CFA-RUB", "5036.25"), "{place}");
+        for (user, minor, kept) in [
+            ("alice", 3_014_50, "3014.50"),
+            ("bob", 3_021_75, "3021.75"),
+            ("carol", 1_007_25, "1007.25"),
+            ("issuer", 3_956_50, "3956.50"),
+        ] {
+            let account = format!("{user}:CFA-RUB");
+            world.balance_becomes(&account, kept).await;
+            assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
+        }
+        assert_eq!(world.tokens("CFA-RUB", "system:redemption").await, 0);
+        assert_eq!(world.supply("BOND-1").await, "0", "{place}");
         world.stop().await;
     }
 }
