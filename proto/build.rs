@@ -3,7 +3,7 @@
 //!
 //! Reflection, JSON and the command line use the descriptor set.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=dfa");
@@ -22,12 +22,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     )?;
     std::fs::write(out.join("sources.rs"), sources(&files)?)?;
     let mut config = tonic_prost_build::Config::new();
-    // The codec looks up its checks by the message's name.
+    // Checks are looked up by the message's name.
     config.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::checks::Codec")
         .compile_fds_with_config(compiler.file_descriptor_set(), config)?;
+    share_calls(&out)
+}
+
+/// Replaces tonic's calls, which are compiled per method, with those of `src/unary.rs`.
+fn share_calls(out: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    for file in std::fs::read_dir(out)? {
+        let file = file?.path();
+        if file.extension().is_none_or(|ext| ext != "rs") {
+            continue;
+        }
+        let shared = std::fs::read_to_string(&file)?
+            .replace(
+                "let mut grpc = tonic::server::Grpc::new(",
+                "let grpc = crate::unary::Server::new(",
+            )
+            .replace(
+                "self.inner.unary(req, path, codec)",
+                "crate::unary::call(&mut self.inner, req, path, codec)",
+            );
+        if shared.contains("tonic::server::Grpc") || shared.contains(".inner.unary(") {
+            return Err(format!("{}: tonic generates other calls", file.display()).into());
+        }
+        std::fs::write(&file, shared)?;
+    }
     Ok(())
 }
 

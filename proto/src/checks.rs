@@ -1,25 +1,23 @@
 //! Validation of requests by their descriptors, for all transports: texts and times (D49) and
 //! values of enumerations (D48).
 //!
-//! The generated servers decode with [`Codec`], so gRPC, gRPC-Web, Connect and in-process calls are
+//! The generated servers decode with [`decode`], so gRPC, gRPC-Web, Connect and in-process calls are
 //! checked here. Consumers of requests from a topic call [`check`]. The encoded bytes are scanned
 //! in one pass, which allocates nothing unless it finds a problem. Whether a field may be empty is
 //! the service's rule.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
-use std::marker::PhantomData;
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{Message, Name};
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet, Timestamp,
 };
-use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Code, Status};
-use tonic_prost::{ProstDecoder, ProstEncoder};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::times;
@@ -82,71 +80,24 @@ fn refusal(problems: Vec<(String, String)>) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// Codec of the generated servers and clients: prost, plus the check of requests.
-#[derive(Debug)]
-pub struct Codec<T, U>(PhantomData<(T, U)>);
-
-impl<T, U> Default for Codec<T, U> {
-    fn default() -> Self {
-        Self(PhantomData)
+/// Decodes a message; a request of the contract is checked first.
+///
+/// # Errors
+/// INVALID_ARGUMENT if a request has an invalid value or cannot be decoded; INTERNAL if another
+/// message cannot be decoded.
+pub(crate) fn decode<M: Message + Name + Default>(message: Bytes) -> Result<M, Status> {
+    let full_name = M::full_name();
+    if !CONTRACT.requests.contains_key(&full_name) {
+        return M::decode(message).map_err(|error| Status::internal(error.to_string()));
     }
-}
-
-impl<T, U> tonic::codec::Codec for Codec<T, U>
-where
-    T: Message + Send + 'static,
-    U: Message + Name + Default + Send + 'static,
-{
-    type Encode = T;
-    type Decode = U;
-    type Encoder = ProstEncoder<T>;
-    type Decoder = CheckedDecoder<U>;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::default()
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        let full_name = U::full_name();
-        CheckedDecoder {
-            inner: ProstDecoder::default(),
-            request: CONTRACT
-                .requests
-                .contains_key(&full_name)
-                .then_some(full_name),
-        }
-    }
-}
-
-/// Decodes like prost; refuses a request with invalid values or malformed bytes.
-#[derive(Debug)]
-pub struct CheckedDecoder<U> {
-    inner: ProstDecoder<U>,
-    /// Full name of a request, `None` for a response.
-    request: Option<String>,
-}
-
-impl<U: Message + Default> Decoder for CheckedDecoder<U> {
-    type Item = U;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let Some(full_name) = &self.request else {
-            return self.inner.decode(buffer);
-        };
-        // A message is in one contiguous buffer, so its chunk is the whole message.
-        let problems = problems(full_name, bytes::Buf::chunk(buffer));
-        if !problems.is_empty() {
-            return Err(refusal(problems));
-        }
-        self.inner.decode(buffer).map_err(|error| {
-            let name = full_name.rsplit('.').next().unwrap_or_default();
-            refusal(vec![(
-                "request".to_owned(),
-                format!("is not a {name}: {}", error.message()),
-            )])
-        })
-    }
+    check::<M>(&message)?;
+    M::decode(message).map_err(|error| {
+        let name = full_name.rsplit('.').next().unwrap_or_default();
+        refusal(vec![(
+            "request".to_owned(),
+            format!("is not a {name}: {error}"),
+        )])
+    })
 }
 
 /// Rules for the fields of all messages.

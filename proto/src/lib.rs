@@ -43,3 +43,4 @@ package!(sandbox);
 pub mod checks;
 pub mod convert;
 pub mod times;
+pub mod unary;

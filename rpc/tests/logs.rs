@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use axum::{Router, body::Body, routing::post};
 use common::{Bank, Port, TOKEN, in_time};
 use proto::{
-    checks::Codec,
     common::v1::RequestContext,
     ledger::v1::{GetBalanceRequest, GetBalanceResponse},
     sandbox::v1::{PayRequest, sandbox_bank_service_client::SandboxBankServiceClient},
+    unary::Server,
 };
 use rpc::{Channel, Health, Service};
 use serde_json::Value;
 use tonic::{Request, Response, Status, service::Routes};
+use tonic_prost::ProstCodec;
 use tracing::subscriber::DefaultGuard;
 
 /// The log of this thread; a test's runtime uses only this one.
@@ -75,13 +76,13 @@ impl Lines {
 }
 
 async fn get_balance(request: http::Request<Body>) -> http::Response<tonic::body::Body> {
-    let codec = Codec::<GetBalanceResponse, GetBalanceRequest>::default();
+    let codec = ProstCodec::<GetBalanceResponse, GetBalanceRequest>::default();
     let answer = tower::service_fn(|request: Request<GetBalanceRequest>| async move {
         rpc::context::record_read_context(request.into_inner().context);
         tracing::info!("balance read");
         Ok::<_, Status>(Response::new(GetBalanceResponse::default()))
     });
-    tonic::server::Grpc::new(codec).unary(answer, request).await
+    Server::new(codec).unary(answer, request).await
 }
 
 fn ledger() -> Service {

@@ -19,6 +19,7 @@ use proto::{
 use rpc::{Authenticator, Channel, LocalSlot};
 use serde_json::{Value, json};
 use tonic::Code;
+use tonic_prost::ProstCodec;
 use tonic_types::StatusExt;
 
 const READ: &str = "/dfa.sandbox.v1.SandboxBankService/GetBankBalance";
@@ -416,9 +417,9 @@ async fn pay_padded(port: &Port, credential: &str, request: Padded) -> Result<()
     let channel = Channel::remote(&port.url(""), credential).unwrap();
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready().await.unwrap();
-    let codec = proto::checks::Codec::<Padded, PayResponse>::default();
+    let codec = ProstCodec::<Padded, PayResponse>::default();
     let path = http::uri::PathAndQuery::from_static(WRITE);
-    let answer = grpc.unary(tonic::Request::new(request), path, codec).await;
+    let answer = proto::unary::call(&mut grpc, tonic::Request::new(request), path, codec).await;
     answer.map(drop)
 }
 
