@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
-use prost::{Message, Name};
+use prost::{DecodeError, Message, Name};
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet, Timestamp,
@@ -60,7 +60,11 @@ pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
 /// # Errors
 /// If a value is invalid.
 pub fn check<M: Name>(message: &[u8]) -> Result<(), Status> {
-    let problems = problems(&M::full_name(), message);
+    check_named(&M::full_name(), message)
+}
+
+fn check_named(full_name: &str, message: &[u8]) -> Result<(), Status> {
+    let problems = problems(full_name, message);
     match problems.is_empty() {
         true => Ok(()),
         false => Err(refusal(problems)),
@@ -87,17 +91,17 @@ fn refusal(problems: Vec<(String, String)>) -> Status {
 /// message cannot be decoded.
 pub(crate) fn decode<M: Message + Name + Default>(message: Bytes) -> Result<M, Status> {
     let full_name = M::full_name();
-    if !CONTRACT.requests.contains_key(&full_name) {
-        return M::decode(message).map_err(|error| Status::internal(error.to_string()));
+    check_named(&full_name, &message)?;
+    M::decode(message).map_err(|error| undecodable(&full_name, &error))
+}
+
+fn undecodable(full_name: &str, error: &DecodeError) -> Status {
+    if !CONTRACT.requests.contains_key(full_name) {
+        return Status::internal(error.to_string());
     }
-    check::<M>(&message)?;
-    M::decode(message).map_err(|error| {
-        let name = full_name.rsplit('.').next().unwrap_or_default();
-        refusal(vec![(
-            "request".to_owned(),
-            format!("is not a {name}: {error}"),
-        )])
-    })
+    let name = full_name.rsplit('.').next().unwrap_or_default();
+    let problem = format!("is not a {name}: {error}");
+    refusal(vec![("request".to_owned(), problem)])
 }
 
 /// Rules for the fields of all messages.
