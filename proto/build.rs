@@ -3,7 +3,7 @@
 //!
 //! Reflection, JSON and the command line use the descriptor set.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=dfa");
@@ -21,37 +21,34 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         compiler.encode_file_descriptor_set(),
     )?;
     std::fs::write(out.join("sources.rs"), sources(&files)?)?;
-    let mut config = tonic_prost_build::Config::new();
+    let mut config = prost_build::Config::new();
     // Checks are looked up by the message's name.
-    config.enable_type_names();
-    tonic_prost_build::configure()
-        .bytes(".")
-        .compile_fds_with_config(compiler.file_descriptor_set(), config)?;
-    share_calls(&out)
+    config.enable_type_names().bytes(["."]);
+    let tonic = tonic_prost_build::configure().codec_path("crate::unary::BytesCodec");
+    config.service_generator(Box::new(SharedCalls(tonic.service_generator())));
+    config.compile_fds(compiler.file_descriptor_set())?;
+    Ok(())
 }
 
-/// Replaces tonic's calls, which are compiled per method, with those of `src/unary.rs`.
-fn share_calls(out: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    for file in std::fs::read_dir(out)? {
-        let file = file?.path();
-        if file.extension().is_none_or(|ext| ext != "rs") {
-            continue;
-        }
-        let shared = std::fs::read_to_string(&file)?
+/// Replaces tonic's calls, which are compiled per method, with those of `src/unary.rs`. A call that
+/// is missed here does not compile with the codec of bytes.
+struct SharedCalls(Box<dyn prost_build::ServiceGenerator>);
+
+impl prost_build::ServiceGenerator for SharedCalls {
+    fn generate(&mut self, service: prost_build::Service, code: &mut String) {
+        let start = code.len();
+        self.0.generate(service, code);
+        let generated = code.split_off(start);
+        *code += &generated
             .replace(
-                "let mut grpc = tonic::server::Grpc::new(",
-                "let grpc = crate::unary::Server::new(",
+                "grpc.unary(method, req)",
+                "crate::unary::answer(&mut grpc, method, req)",
             )
             .replace(
                 "self.inner.unary(req, path, codec)",
                 "crate::unary::call(&mut self.inner, req, path, codec)",
             );
-        if shared.contains("tonic::server::Grpc") || shared.contains(".inner.unary(") {
-            return Err(format!("{}: tonic generates other calls", file.display()).into());
-        }
-        std::fs::write(&file, shared)?;
     }
-    Ok(())
 }
 
 /// The schemas and the buf configuration as a Rust array of (path, content).

@@ -1,10 +1,10 @@
 //! Validation of requests by their descriptors, for all transports: texts and times (D49) and
 //! values of enumerations (D48).
 //!
-//! The generated servers decode with [`decode`], so gRPC, gRPC-Web, Connect and in-process calls are
-//! checked here. Consumers of requests from a topic call [`check`]. The encoded bytes are scanned
-//! in one pass, which allocates nothing unless it finds a problem. Whether a field may be empty is
-//! the service's rule.
+//! The generated servers check requests before they decode them, so gRPC, gRPC-Web, Connect and
+//! in-process calls are checked here. Consumers of requests from a topic call [`check`]. The encoded
+//! bytes are scanned in one pass, which allocates nothing unless it finds a problem. Whether a field
+//! may be empty is the service's rule.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
@@ -60,11 +60,7 @@ pub fn problems(full_name: &str, message: &[u8]) -> Vec<(String, String)> {
 /// # Errors
 /// If a value is invalid.
 pub fn check<M: Name>(message: &[u8]) -> Result<(), Status> {
-    check_named(&M::full_name(), message)
-}
-
-fn check_named(full_name: &str, message: &[u8]) -> Result<(), Status> {
-    let problems = problems(full_name, message);
+    let problems = problems(&M::full_name(), message);
     match problems.is_empty() {
         true => Ok(()),
         false => Err(refusal(problems)),
@@ -84,22 +80,16 @@ fn refusal(problems: Vec<(String, String)>) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// Decodes a message; a request of the contract is checked first.
+/// Decodes a request after its check.
 ///
 /// # Errors
-/// INVALID_ARGUMENT if a request has an invalid value or cannot be decoded; INTERNAL if another
-/// message cannot be decoded.
+/// INVALID_ARGUMENT if a value is invalid or the bytes are malformed.
 pub(crate) fn decode<M: Message + Name + Default>(message: Bytes) -> Result<M, Status> {
-    let full_name = M::full_name();
-    check_named(&full_name, &message)?;
-    M::decode(message).map_err(|error| undecodable(&full_name, &error))
+    check::<M>(&message)?;
+    M::decode(message).map_err(|error| undecodable(M::NAME, &error))
 }
 
-fn undecodable(full_name: &str, error: &DecodeError) -> Status {
-    if !CONTRACT.requests.contains_key(full_name) {
-        return Status::internal(error.to_string());
-    }
-    let name = full_name.rsplit('.').next().unwrap_or_default();
+fn undecodable(name: &str, error: &DecodeError) -> Status {
     let problem = format!("is not a {name}: {error}");
     refusal(vec![("request".to_owned(), problem)])
 }

@@ -1,97 +1,49 @@
 //! Unary calls over encoded messages, for the generated servers and clients.
 //!
-//! tonic's call is generic over the messages of a method, so each service compiled it once per
-//! method, a fifth of the code of a large service. Here it transports bytes and is compiled once per
-//! service; only decoding and encoding depend on the method. The build script directs generated code here.
+//! tonic's calls are generic over the messages of a method, so each service compiled them once per
+//! method, a fifth of the code of a large service. These calls transport bytes and are compiled
+//! once per crate; only decoding and encoding depend on the method.
+//!
+//! The build script puts them into the generated code, whose codec is [`BytesCodec`]. A call that
+//! is not replaced does not compile, so no generated server is without the checks of requests.
 
 use std::future::Future;
-use std::marker::PhantomData;
 
 use bytes::{Buf, BufMut, Bytes};
 use prost::{Message, Name};
 use tonic::body::Body;
 use tonic::client::GrpcService;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EnabledCompressionEncodings, EncodeBuf, Encoder};
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{BoxFuture, StdError, http};
 use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
 
 use crate::checks;
 
-/// A method as a call on encoded messages.
+/// A method as a call on encoded messages. Boxed, so that tonic's call is not compiled per method.
 type Method = Box<dyn FnMut(Request<Bytes>) -> BoxFuture<Response<Bytes>, Status> + Send>;
 
-/// Server side of one call, with the interface of `tonic::server::Grpc` that generated code uses.
-/// Checks requests ([`checks`]).
-pub struct Server<T, U> {
-    grpc: tonic::server::Grpc<BytesCodec>,
-    messages: PhantomData<fn(U) -> T>,
-}
-
-impl<T, U> Server<T, U>
+/// Server side of one call. Checks the request ([`checks`]).
+pub fn answer<S, T, U, B>(
+    grpc: &mut tonic::server::Grpc<BytesCodec>,
+    mut method: S,
+    request: http::Request<B>,
+) -> impl Future<Output = http::Response<Body>> + Send
 where
+    S: UnaryService<U, Response = T> + Send + 'static,
+    S::Future: Send + 'static,
     T: Message + 'static,
     U: Message + Name + Default + 'static,
-{
-    /// The codec only names the messages.
-    pub fn new(_: ProstCodec<T, U>) -> Self {
-        Self {
-            grpc: tonic::server::Grpc::new(BytesCodec),
-            messages: PhantomData,
-        }
-    }
-
-    pub fn apply_compression_config(
-        mut self,
-        accept: EnabledCompressionEncodings,
-        send: EnabledCompressionEncodings,
-    ) -> Self {
-        self.grpc = self.grpc.apply_compression_config(accept, send);
-        self
-    }
-
-    pub fn apply_max_message_size_config(
-        mut self,
-        decoding: Option<usize>,
-        encoding: Option<usize>,
-    ) -> Self {
-        self.grpc = self.grpc.apply_max_message_size_config(decoding, encoding);
-        self
-    }
-
-    /// Answers the call.
-    pub fn unary<S, B>(
-        self,
-        mut method: S,
-        request: http::Request<B>,
-    ) -> impl Future<Output = http::Response<Body>> + Send + 'static
-    where
-        S: UnaryService<U, Response = T> + Send + 'static,
-        S::Future: Send + 'static,
-        B: tonic::codegen::Body + Send + 'static,
-        B::Error: Into<StdError> + Send,
-    {
-        let method: Method = Box::new(move |request| {
-            let (metadata, extensions, message) = request.into_parts();
-            let response = checks::decode(message)
-                .map(|message| method.call(Request::from_parts(metadata, extensions, message)));
-            Box::pin(async move { Ok(response?.await?.map(|message| encoded(&message))) })
-        });
-        answer(self.grpc, method, request)
-    }
-}
-
-async fn answer<B>(
-    mut grpc: tonic::server::Grpc<BytesCodec>,
-    method: Method,
-    request: http::Request<B>,
-) -> http::Response<Body>
-where
     B: tonic::codegen::Body + Send + 'static,
     B::Error: Into<StdError> + Send,
 {
-    grpc.unary(Encoded(method), request).await
+    let method: Method = Box::new(move |request| {
+        let (metadata, extensions, message) = request.into_parts();
+        let response = checks::decode(message)
+            .map(|message| method.call(Request::from_parts(metadata, extensions, message)));
+        Box::pin(async move { Ok(response?.await?.map(|message| encoded(&message))) })
+    });
+    grpc.unary(Encoded(method), request)
 }
 
 struct Encoded(Method);
@@ -105,7 +57,7 @@ impl UnaryService<Bytes> for Encoded {
     }
 }
 
-/// Client side of one call. The codec only names the messages.
+/// Client side of one call.
 ///
 /// # Errors
 /// Those of `tonic::client::Grpc::unary`.
@@ -113,7 +65,7 @@ pub async fn call<S, T, U>(
     grpc: &mut tonic::client::Grpc<S>,
     request: Request<T>,
     path: http::uri::PathAndQuery,
-    _: ProstCodec<T, U>,
+    codec: BytesCodec,
 ) -> Result<Response<U>, Status>
 where
     S: GrpcService<Body>,
@@ -123,7 +75,7 @@ where
     U: Message + Default,
 {
     let request = request.map(|message| encoded(&message));
-    let response = grpc.unary(request, path, BytesCodec).await?;
+    let response = grpc.unary(request, path, codec).await?;
     let (metadata, message, extensions) = response.into_parts();
     let message = U::decode(message).map_err(|error| Status::internal(error.to_string()))?;
     Ok(Response::from_parts(metadata, message, extensions))
@@ -134,7 +86,8 @@ fn encoded(message: &impl Message) -> Bytes {
 }
 
 /// Transports messages as they are.
-struct BytesCodec;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BytesCodec;
 
 impl Codec for BytesCodec {
     type Encode = Bytes;

@@ -6,16 +6,12 @@
 
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::Bytes;
 use http::uri::PathAndQuery;
 use prost::Message;
 use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, Value};
-use tonic::{
-    Request, Status,
-    client::Grpc,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-    metadata::MetadataMap,
-};
+use proto::unary::BytesCodec;
+use tonic::{Request, Status, client::Grpc, metadata::MetadataMap};
 
 use crate::{Approved, Channel, Context, contract::Contract, json, status};
 
@@ -107,50 +103,12 @@ pub async fn call(
     let mut client = Grpc::new(channel);
     let answered = async move {
         client.ready().await?;
-        client.unary(request, path, Encoded).await
+        client.unary(request, path, BytesCodec).await
     };
     // The server ends the call at its deadline; this bounds a connection that does not answer.
     match tokio::time::timeout(timeout, answered).await {
         Ok(answered) => Ok(answered?.into_inner()),
         Err(_) => Err(Status::deadline_exceeded("Deadline exceeded")),
-    }
-}
-
-/// Codec of messages that are encoded already.
-#[derive(Clone, Copy)]
-struct Encoded;
-
-impl Codec for Encoded {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
-    }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Encoder for Encoded {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&message);
-        Ok(())
-    }
-}
-
-impl Decoder for Encoded {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
 

@@ -330,3 +330,33 @@ async fn a_stored_time_out_of_range_is_shown_clamped() {
         .unwrap();
     assert_eq!(listed.into_inner().transfers.len(), 1);
 }
+
+async fn pay_bytes(channel: Channel, message: &'static [u8]) -> Result<(), tonic::Status> {
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready().await.unwrap();
+    let request = tonic::Request::new(bytes::Bytes::from_static(message));
+    let path = http::uri::PathAndQuery::from_static(PAY);
+    let answer = grpc.unary(request, path, proto::unary::BytesCodec).await;
+    answer.map(drop)
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_request_are_refused_over_grpc_and_in_process() {
+    let port = Port::start().await;
+    let slot = testkit::in_memory(port.bank.service().routes);
+    let remote = Channel::remote(&port.url(""), TOKEN).unwrap();
+    for channel in [remote, Channel::local(&slot, TOKEN)] {
+        let refused = in_time(pay_bytes(channel, &[0x0a, 0x7f]))
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        let message = refused.message();
+        assert!(
+            message.starts_with("request: is not a PayRequest: "),
+            "{message}"
+        );
+        let violations = refused.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "request");
+    }
+    assert_eq!(port.bank.payments(), 0);
+}

@@ -11,12 +11,11 @@ use proto::{
     common::v1::RequestContext,
     ledger::v1::{GetBalanceRequest, GetBalanceResponse},
     sandbox::v1::{PayRequest, sandbox_bank_service_client::SandboxBankServiceClient},
-    unary::Server,
+    unary::{BytesCodec, answer},
 };
 use rpc::{Channel, Health, Service};
 use serde_json::Value;
 use tonic::{Request, Response, Status, service::Routes};
-use tonic_prost::ProstCodec;
 use tracing::subscriber::DefaultGuard;
 
 /// The log of this thread; a test's runtime uses only this one.
@@ -76,13 +75,13 @@ impl Lines {
 }
 
 async fn get_balance(request: http::Request<Body>) -> http::Response<tonic::body::Body> {
-    let codec = ProstCodec::<GetBalanceResponse, GetBalanceRequest>::default();
-    let answer = tower::service_fn(|request: Request<GetBalanceRequest>| async move {
+    let method = tower::service_fn(|request: Request<GetBalanceRequest>| async move {
         rpc::context::record_read_context(request.into_inner().context);
         tracing::info!("balance read");
         Ok::<_, Status>(Response::new(GetBalanceResponse::default()))
     });
-    Server::new(codec).unary(answer, request).await
+    let mut grpc = tonic::server::Grpc::new(BytesCodec);
+    answer::<_, _, GetBalanceRequest, _>(&mut grpc, method, request).await
 }
 
 fn ledger() -> Service {

@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use common::exposition::{Family, families};
 use common::{BALANCE, Bank, Port, TOKEN, in_time};
 use http::StatusCode;
@@ -12,14 +13,14 @@ use prost::Message;
 use proto::{
     common::v1::RequestContext,
     sandbox::v1::{
-        GetBankBalanceRequest, PayRequest, PayResponse,
+        GetBankBalanceRequest, GetBankBalanceResponse, PayRequest, PayResponse,
         sandbox_bank_service_client::SandboxBankServiceClient,
     },
+    unary::BytesCodec,
 };
 use rpc::{Authenticator, Channel, LocalSlot};
 use serde_json::{Value, json};
 use tonic::Code;
-use tonic_prost::ProstCodec;
 use tonic_types::StatusExt;
 
 const READ: &str = "/dfa.sandbox.v1.SandboxBankService/GetBankBalance";
@@ -417,10 +418,60 @@ async fn pay_padded(port: &Port, credential: &str, request: Padded) -> Result<()
     let channel = Channel::remote(&port.url(""), credential).unwrap();
     let mut grpc = tonic::client::Grpc::new(channel);
     grpc.ready().await.unwrap();
-    let codec = ProstCodec::<Padded, PayResponse>::default();
     let path = http::uri::PathAndQuery::from_static(WRITE);
-    let answer = proto::unary::call(&mut grpc, tonic::Request::new(request), path, codec).await;
+    let called = proto::unary::call(&mut grpc, tonic::Request::new(request), path, BytesCodec);
+    let answer: Result<tonic::Response<PayResponse>, _> = called.await;
     answer.map(drop)
+}
+
+type Raw = http::Request<axum::body::Body>;
+
+async fn marked(request: Raw) -> http::Response<tonic::body::Body> {
+    let method = tower::service_fn(
+        |request: tonic::Request<GetBankBalanceRequest>| async move {
+            let mark = request.metadata().get("x-mark").expect("a mark").clone();
+            let mut late = http::HeaderMap::new();
+            late.insert("x-late", http::HeaderValue::from_static("late"));
+            let mut response = tonic::Response::new(GetBankBalanceResponse::default());
+            response.metadata_mut().insert("x-mark", mark);
+            response.extensions_mut().insert(rpc::Trailers(late));
+            Ok::<_, tonic::Status>(response)
+        },
+    );
+    let mut grpc = tonic::server::Grpc::new(BytesCodec);
+    proto::unary::answer::<_, _, GetBankBalanceRequest, _>(&mut grpc, method, request).await
+}
+
+async fn garbled(request: Raw) -> http::Response<tonic::body::Body> {
+    let method = tower::service_fn(|_: tonic::Request<Bytes>| async {
+        let answer = Bytes::from_static(&[0x0a, 0x7f]);
+        Ok::<_, tonic::Status>(tonic::Response::new(answer))
+    });
+    let mut grpc = tonic::server::Grpc::new(BytesCodec);
+    grpc.unary(method, request).await
+}
+
+#[tokio::test]
+async fn a_call_keeps_metadata_and_the_extensions_of_its_answer() {
+    let routes = axum::Router::new().route(READ, axum::routing::post(marked));
+    let slot = testkit::in_memory(tonic::service::Routes::from(routes));
+    let mut request = tonic::Request::new(GetBankBalanceRequest::default());
+    request
+        .metadata_mut()
+        .insert("x-mark", "m1".parse().unwrap());
+    let mut bank = SandboxBankServiceClient::new(Channel::local(&slot, TOKEN));
+    let answer = in_time(bank.get_bank_balance(request)).await.unwrap();
+    assert_eq!(answer.metadata().get("x-mark").unwrap(), "m1");
+    assert_eq!(answer.metadata().get("x-late").unwrap(), "late");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_message_is_an_internal_error() {
+    let routes = axum::Router::new().route(READ, axum::routing::post(garbled));
+    let slot = testkit::in_memory(tonic::service::Routes::from(routes));
+    let mut bank = SandboxBankServiceClient::new(Channel::local(&slot, TOKEN));
+    let asked = bank.get_bank_balance(GetBankBalanceRequest::default());
+    assert_eq!(in_time(asked).await.unwrap_err().code(), Code::Internal);
 }
 
 #[tokio::test]
