@@ -2,9 +2,9 @@
 //! values of enumerations (D48).
 //!
 //! The generated servers check requests before they decode them, so gRPC, gRPC-Web, Connect and
-//! in-process calls are checked here. Consumers of requests from a topic call [`check`]. The encoded
-//! bytes are scanned in one pass, which allocates nothing unless it finds a problem. Whether a field
-//! may be empty is the service's rule.
+//! in-process calls are checked here. Consumers of requests from a topic call [`check`]. The
+//! encoded bytes are scanned in one pass, which allocates nothing unless it finds a problem.
+//! Whether a field may be empty is the service's rule.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
