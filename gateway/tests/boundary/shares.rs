@@ -364,10 +364,12 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
         }
     };
     in_time("every message", reading).await;
-    assert_eq!(
-        look_ups.count(),
-        u64::from(SESSIONS),
-        "one lookup per session"
+    // Fewer if a window still had all messages: it drops none that is not durable and sent, and on
+    // a busy machine few are when the last one arrives.
+    let look_ups = look_ups.count();
+    assert!(
+        (1..=u64::from(SESSIONS)).contains(&look_ups),
+        "at most one look-up per session, and {look_ups}"
     );
     world.stop().await;
 }
