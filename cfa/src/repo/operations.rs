@@ -298,7 +298,7 @@ impl Repo {
         // The outer loop is over the holders: each is a search by the index.
         let rows: Vec<(String, i64)> = sqlx::query_as(
             "SELECT o.user_id, SUM(o.units_minor) FROM json_each($2) AS v \
-             CROSS JOIN operation AS o INDEXED BY operation_redeemed
+             CROSS JOIN operation AS o INDEXED BY operation_redeemed \
              WHERE o.flow = 4 AND o.status = 7 AND o.instrument_id = $1 \
                AND o.user_id = json_extract(v.value, '$[0]') \
                AND o.block_number > json_extract(v.value, '$[1]') GROUP BY o.user_id",

@@ -692,6 +692,16 @@ async fn r100_killed_after_a_reverted_part_a_coupon_has_failed_and_is_paid_once_
     world.stop().await;
 }
 
+/// Waits until each user has this money in the ledger; the chain has it then too, in kopecks.
+async fn have_money(world: &mut World, place: &str, expected: &[(&str, u128, &str)]) {
+    for (user, minor, kept) in expected {
+        let account = format!("{user}:CFA-RUB");
+        world.balance_becomes(&account, kept).await;
+        let on_chain = world.tokens("CFA-RUB", user).await;
+        assert_eq!(on_chain, *minor, "{place} {user}");
+    }
+}
+
 /// The child process that is killed while it redeems a unit on the day of a coupon: with reason
 /// MATURITY, which is refused, or else BUYBACK. Does nothing in an ordinary test run.
 #[tokio::test(flavor = "multi_thread")]
@@ -734,15 +744,12 @@ async fn r100_killed_while_a_unit_is_redeemed_on_a_coupons_day_the_coupon_is_pai
         let burned = tokio::time::timeout(PATIENCE, burned).await;
         burned.unwrap_or_else(|_| panic!("{place}: the unit is not burned"));
         world.resume_operations().await;
-        for (user, minor, kept) in [
+        let paid = [
             ("alice", 1_035_51, "1035.51"),
             ("bob", 106_52, "106.52"),
             ("issuer", 3_857_97, "3857.97"),
-        ] {
-            let account = format!("{user}:CFA-RUB");
-            world.balance_becomes(&account, kept).await;
-            assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
-        }
+        ];
+        have_money(&mut world, place, &paid).await;
         world.stop().await;
     }
 }
@@ -784,16 +791,13 @@ async fn r100_killed_while_a_unit_is_redeemed_after_the_record_day_each_unit_is_
         let mut world = World::start(folder.path()).await;
         let redemption = issue_ends(&mut world).await;
         assert_eq!(redemption.total, amount("CFA-RUB", "5036.25"), "{place}");
-        for (user, minor, kept) in [
+        let paid = [
             ("alice", 3_014_50, "3014.50"),
             ("bob", 3_021_75, "3021.75"),
             ("carol", 1_007_25, "1007.25"),
             ("issuer", 3_956_50, "3956.50"),
-        ] {
-            let account = format!("{user}:CFA-RUB");
-            world.balance_becomes(&account, kept).await;
-            assert_eq!(world.tokens("CFA-RUB", user).await, minor, "{place} {user}");
-        }
+        ];
+        have_money(&mut world, &place, &paid).await;
         assert_eq!(world.tokens("CFA-RUB", "system:redemption").await, 0);
         assert_eq!(world.supply("BOND-1").await, "0", "{place}");
         world.stop().await;
