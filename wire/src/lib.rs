@@ -1,4 +1,4 @@
-//! Room `wire`: the binary trading protocol `cfa-trade/2` (`docs/protocol.md`, rows R343 to R345).
+//! Room `wire`: the binary trading protocol (`docs/protocol.md`, rows R343 to R345).
 //!
 //! The client library and the gateway encode and decode with this crate. It performs no I/O: the
 //! caller owns the stream and passes its bytes in a buffer.
