@@ -74,12 +74,8 @@ impl Admission {
         let hold = self.choose_hold(r, asset)?;
         check_undrawn(self.hold_row(hold), draw)?;
         let slot = self.slots.peek().ok_or(RejectReason::TooManyOrders)?;
-        let generation = self
-            .tables
-            .slots
-            .get(slot as usize)
-            .map_or(0, |s| s.generation)
-            + 1;
+        let last = self.tables.slots.get(slot as usize);
+        let generation = last.map_or(0, |last| last.generation) + 1;
         *place = Command::New(New {
             handle: Handle { slot, generation },
             instrument: r.instrument,

@@ -7,46 +7,22 @@
 //! ```
 
 use sha2::{Digest, Sha256};
+use types::code_enum;
 
-/// State of an approval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// Waits for another person.
-    Pending,
-    /// The call is being made or repeated.
-    Approved,
-    /// The call succeeded.
-    Executed,
-    /// The call was refused, or had no result in time.
-    Failed,
-    Rejected,
-    /// Not decided in time.
-    Expired,
-}
-
-impl Status {
-    pub const ALL: [Status; 6] = [
-        Status::Pending,
-        Status::Approved,
-        Status::Executed,
-        Status::Failed,
-        Status::Rejected,
-        Status::Expired,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Status::Pending => "PENDING",
-            Status::Approved => "APPROVED",
-            Status::Executed => "EXECUTED",
-            Status::Failed => "FAILED",
-            Status::Rejected => "REJECTED",
-            Status::Expired => "EXPIRED",
-        }
-    }
-
-    pub fn parse(name: &str) -> Option<Status> {
-        Status::ALL.into_iter().find(|known| known.as_str() == name)
+code_enum! {
+    /// State of an approval.
+    Status: i32 {
+        /// Waits for another person.
+        Pending = 1 "PENDING",
+        /// The call is being made or repeated.
+        Approved = 2 "APPROVED",
+        /// The call succeeded.
+        Executed = 3 "EXECUTED",
+        /// The call was refused, or had no result in time.
+        Failed = 4 "FAILED",
+        Rejected = 5 "REJECTED",
+        /// Not decided in time.
+        Expired = 6 "EXPIRED",
     }
 }
 

@@ -76,7 +76,7 @@ macro_rules! dialect {
                     requester: row.try_get("requester")?,
                     request_key: row.try_get("request_key")?,
                     request_digest: number("request_digest")?,
-                    status: Status::parse(&status).ok_or_else(|| decode(status))?,
+                    status: status.parse().map_err(|_| decode(status))?,
                     decider: row.try_get("decider")?,
                     decision_key: row.try_get("decision_key")?,
                     decision_digest: number("decision_digest")?,

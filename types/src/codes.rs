@@ -3,7 +3,8 @@
 /// Declares an enumeration with stable codes and names.
 ///
 /// `Name { Variant = 0 "NAME" }`: one byte, part of the journal format; only in this crate.
-/// `Name: i32 { Variant = 1 "NAME" }`: numbers of the contract, also stored in databases.
+/// `Name: i32 { Variant = 1 "NAME" }`: numbers of the contract, also stored in databases. Another
+/// type for those of another format.
 /// Codes are never renumbered, only added.
 #[macro_export]
 macro_rules! code_enum {

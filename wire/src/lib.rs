@@ -49,91 +49,36 @@ pub const ORDER_POST_ONLY: u8 = 1;
 /// reasons.
 pub const REQUEST_DONE: u8 = 255;
 
-/// Why the server ends a session or a connection: `Disconnect.code`, and for a connection also the
-/// application code of the QUIC close.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[repr(u16)]
-pub enum DisconnectCode {
-    #[error("the client logged out")]
-    Logout = 0,
-    #[error("bytes that are not a message of this protocol")]
-    Malformed = 1,
-    #[error("unknown protocol version")]
-    Version = 2,
-    #[error("unknown message type")]
-    UnknownType = 3,
-    #[error("a field has an invalid value")]
-    BadField = 4,
-    #[error("a session must log in first, once, on its own channel")]
-    LoginExpected = 5,
-    #[error("credentials are not valid")]
-    Credentials = 6,
-    #[error("the caller may not trade")]
-    Role = 7,
-    #[error("KYC level too low for trading")]
-    KycLevel = 8,
-    #[error("the user is blocked")]
-    UserBlocked = 9,
-    #[error("the session was taken over by a newer connection")]
-    TakenOver = 10,
-    #[error("the client reads too slowly")]
-    SlowConsumer = 11,
-    #[error("nothing was received within the heartbeat interval")]
-    HeartbeatTimeout = 12,
-    #[error("`last_sequence` is above the last number sent")]
-    SequenceAhead = 13,
-    #[error("the platform is stopping")]
-    Shutdown = 14,
-    #[error("the platform is not ready")]
-    NotReady = 15,
-    #[error("the trading hold requested at login was refused")]
-    TradingHold = 16,
-    #[error("too many failed logins under this session name from this address")]
-    TooManyLogins = 17,
-    #[error("internal error")]
-    Internal = 18,
-    #[error("too many sessions or logins per second of this user")]
-    TooManySessions = 19,
-    #[error("messages after the last received number are no longer kept: log in from now on")]
-    MessagesRemoved = 20,
-    #[error("the client has finished its stream")]
-    StreamFinished = 21,
-}
-
-impl DisconnectCode {
-    pub const ALL: &'static [Self] = &[
-        Self::Logout,
-        Self::Malformed,
-        Self::Version,
-        Self::UnknownType,
-        Self::BadField,
-        Self::LoginExpected,
-        Self::Credentials,
-        Self::Role,
-        Self::KycLevel,
-        Self::UserBlocked,
-        Self::TakenOver,
-        Self::SlowConsumer,
-        Self::HeartbeatTimeout,
-        Self::SequenceAhead,
-        Self::Shutdown,
-        Self::NotReady,
-        Self::TradingHold,
-        Self::TooManyLogins,
-        Self::Internal,
-        Self::TooManySessions,
-        Self::MessagesRemoved,
-        Self::StreamFinished,
-    ];
-
-    pub const fn code(self) -> u16 {
-        self as u16
-    }
-
-    pub fn from_code(code: u16) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
+types::code_enum! {
+    /// Why the server ends a session or a connection: `Disconnect.code`, and for a connection also
+    /// the application code of the QUIC close.
+    DisconnectCode: u16 {
+        Logout = 0 "the client logged out",
+        Malformed = 1 "bytes that are not a message of this protocol",
+        Version = 2 "unknown protocol version",
+        UnknownType = 3 "unknown message type",
+        BadField = 4 "a field has an invalid value",
+        LoginExpected = 5 "a session must log in first, once, on its own channel",
+        Credentials = 6 "credentials are not valid",
+        Role = 7 "the caller may not trade",
+        KycLevel = 8 "KYC level too low for trading",
+        UserBlocked = 9 "the user is blocked",
+        TakenOver = 10 "the session was taken over by a newer connection",
+        SlowConsumer = 11 "the client reads too slowly",
+        HeartbeatTimeout = 12 "nothing was received within the heartbeat interval",
+        SequenceAhead = 13 "`last_sequence` is above the last number sent",
+        Shutdown = 14 "the platform is stopping",
+        NotReady = 15 "the platform is not ready",
+        TradingHold = 16 "the trading hold requested at login was refused",
+        TooManyLogins = 17 "too many failed logins under this session name from this address",
+        Internal = 18 "internal error",
+        TooManySessions = 19 "too many sessions or logins per second of this user",
+        MessagesRemoved = 20 "messages after the last received number are no longer kept: log in from now on",
+        StreamFinished = 21 "the client has finished its stream",
     }
 }
+
+impl std::error::Error for DisconnectCode {}
 
 impl WireError {
     /// Close code sent to the peer.

@@ -21,7 +21,7 @@ pub fn approval(approval: &Approval) -> pb::Approval {
     let at = |at_us: i64| (at_us != 0).then(|| to_timestamp_us(at_us));
     pb::Approval {
         approval_id: approval.approval_id.clone(),
-        status: code(approval.status).into(),
+        status: approval.status.code(),
         method: approval.method.clone(),
         request: approval.request.clone().into(),
         request_json,
@@ -41,26 +41,13 @@ pub fn approval(approval: &Approval) -> pb::Approval {
     }
 }
 
-const fn code(status: Status) -> pb::ApprovalStatus {
-    match status {
-        Status::Pending => pb::ApprovalStatus::Pending,
-        Status::Approved => pb::ApprovalStatus::Approved,
-        Status::Executed => pb::ApprovalStatus::Executed,
-        Status::Failed => pb::ApprovalStatus::Failed,
-        Status::Rejected => pb::ApprovalStatus::Rejected,
-        Status::Expired => pb::ApprovalStatus::Expired,
-    }
-}
-
 /// The status of a filter; `None` for any.
 pub fn status(number: i32) -> Result<Option<Status>, RpcStatus> {
     if number == 0 {
         return Ok(None);
     }
-    let mut all = Status::ALL.into_iter();
-    let found = all.find(|status| code(*status) as i32 == number);
     let unknown = || rpc::status::invalid_argument("status", format!("has no value {number}"));
-    found.map(Some).ok_or_else(unknown)
+    Status::from_code(number).map(Some).ok_or_else(unknown)
 }
 
 impl From<Fault> for RpcStatus {
@@ -87,5 +74,22 @@ impl From<Fault> for RpcStatus {
             Fault::Request(status) => status,
             fault @ (Fault::Store(_) | Fault::Sql(_)) => internal(&fault),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_number_and_name_of_the_contract() {
+        for known in Status::ALL {
+            let named = pb::ApprovalStatus::try_from(known.code()).expect("a known number");
+            assert_eq!(named.as_str_name(), format!("APPROVAL_STATUS_{known}"));
+            assert_eq!(status(known.code()).expect("accepted"), Some(*known));
+        }
+        assert_eq!(status(0).expect("any"), None);
+        let unknown = status(Status::Expired.code() + 1);
+        assert!(unknown.is_err(), "{unknown:?}");
     }
 }

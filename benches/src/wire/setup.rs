@@ -108,7 +108,7 @@ impl PlatformClient {
 
     /// Waits until exactly this amount is available in whole units.
     fn wait_for_balance(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
-        let balance = json!({ "subaccountId": format!("{user}:{asset}") });
+        let balance = json!({ "subaccountId": types::subaccount::of_user(user, asset) });
         let since = Instant::now();
         loop {
             let method = "dfa.ledger.v1.LedgerService/GetBalance";

@@ -7,6 +7,7 @@ mod trading;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use types::CFA_RUB;
 
 pub use participants::Participants;
 pub use scenario::{Scenario, same_number, text};
@@ -74,9 +75,7 @@ async fn deposits(scenario: &mut Scenario, parties: &Participants) -> anyhow::Re
         ("The issuer", &parties.issuer, "5000.00"),
     ] {
         let payment_id = deposit(scenario, user, amount).await?;
-        scenario
-            .balance_is(&format!("{user}:CFA-RUB"), amount)
-            .await?;
+        scenario.balance_is(user, CFA_RUB, amount).await?;
         scenario.step(
             &format!(
                 "{name} paid RUB {amount} by QR code; the bank's webhook was verified and CFA-RUB \
@@ -190,13 +189,13 @@ async fn issue(scenario: &mut Scenario, parties: &Participants) -> anyhow::Resul
         )
         .await?;
     scenario
-        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "20")
+        .balance_is(&parties.bob, &parties.bond, "20")
         .await?;
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.bob), "30000.00")
+        .balance_is(&parties.bob, CFA_RUB, "30000.00")
         .await?;
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.issuer), "25000.00")
+        .balance_is(&parties.issuer, CFA_RUB, "25000.00")
         .await?;
     scenario.step(
         "20 bonds were issued to Bob against 20000.00 CFA-RUB, in one exchange",
@@ -221,7 +220,7 @@ async fn redemption(scenario: &mut Scenario, parties: &Participants) -> anyhow::
         bail!("the hold of the redemption is not consumed: {hold_state}");
     }
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.alice), "80880.89")
+        .balance_is(&parties.alice, CFA_RUB, "80880.89")
         .await?;
     scenario.step(
         "Alice redeemed 10000.00 CFA-RUB: blocked, burned, paid out by the bank, confirmed",
@@ -254,7 +253,7 @@ async fn refused_redemption(scenario: &mut Scenario, parties: &Participants) -> 
         bail!("the refused redemption has the message `{message}`");
     }
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.bob), "39110.00")
+        .balance_is(&parties.bob, CFA_RUB, "39110.00")
         .await?;
     scenario.step(
         "The bank refused Bob's payout of 5000.00: status FAILED, tokens returned on chain, hold released",
@@ -320,20 +319,18 @@ async fn maturity(scenario: &mut Scenario, parties: &Participants) -> anyhow::Re
         bail!("20 bonds at 1050.00 are 21000.00, the redemption reports {total}");
     }
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.alice), "90330.89")
+        .balance_is(&parties.alice, CFA_RUB, "90330.89")
         .await?;
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.bob), "50660.00")
+        .balance_is(&parties.bob, CFA_RUB, "50660.00")
         .await?;
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.issuer), "4000.00")
+        .balance_is(&parties.issuer, CFA_RUB, "4000.00")
         .await?;
     scenario
-        .balance_is(&format!("{}:{}", parties.alice, parties.bond), "0")
+        .balance_is(&parties.alice, &parties.bond, "0")
         .await?;
-    scenario
-        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "0")
-        .await?;
+    scenario.balance_is(&parties.bob, &parties.bond, "0").await?;
     scenario.step(
         "The bond matured: 21000.00 CFA-RUB from the issuer to the holders, all bonds burned",
         &[("redemption_id", &redemption_id)],

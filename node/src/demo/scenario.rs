@@ -177,8 +177,14 @@ impl Scenario {
         }
     }
 
-    /// Waits until a sub-account's balance and available amount equal `expected` by value.
-    pub async fn balance_is(&self, sub_account: &str, expected: &str) -> anyhow::Result<()> {
+    /// Waits until balance and available amount of a user's sub-account equal `expected` by value.
+    pub async fn balance_is(
+        &self,
+        user: &str,
+        instrument: &str,
+        expected: &str,
+    ) -> anyhow::Result<()> {
+        let sub_account = types::subaccount::of_user(user, instrument);
         self.until(
             &format!("{sub_account} to hold {expected}, all of it available"),
             "sandbox.auditor",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use serde_json::{Value, json};
-use types::{OrderType, Side, TimeInForce};
+use types::{CFA_RUB, OrderType, Side, TimeInForce};
 use wire::{Cancel, NewOrder, ServerMessage};
 
 use super::participants::Participants;
@@ -213,16 +213,16 @@ pub async fn play(
         .await?;
     // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00, plus a fee of 9.11 paid by the buyer.
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.alice), "90880.89")
+        .balance_is(&parties.alice, CFA_RUB, "90880.89")
         .await?;
     scenario
-        .balance_is(&format!("{}:{}", parties.alice, parties.bond), "9")
+        .balance_is(&parties.alice, &parties.bond, "9")
         .await?;
     scenario
-        .balance_is(&format!("{}:CFA-RUB", parties.bob), "39110.00")
+        .balance_is(&parties.bob, CFA_RUB, "39110.00")
         .await?;
     scenario
-        .balance_is(&format!("{}:{}", parties.bob, parties.bond), "11")
+        .balance_is(&parties.bob, &parties.bond, "11")
         .await?;
     let ids: Vec<(&str, &str)> = trades
         .iter()

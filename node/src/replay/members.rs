@@ -3,6 +3,7 @@
 
 use anyhow::{Context, bail};
 use serde_json::json;
+use types::CFA_RUB;
 
 use super::lobster::{Kind, Row};
 use crate::demo::{Scenario, text};
@@ -164,10 +165,8 @@ async fn fund(scenario: &mut Scenario, instrument: &str, member: &Member) -> any
     if member.money_minor > 0 {
         let amount = types::Decimal::from_minor(member.money_minor, 2).to_string();
         let payment = deposit(scenario, user, &amount).await?;
-        scenario
-            .balance_is(&format!("{user}:CFA-RUB"), &amount)
-            .await?;
-        open_hold(scenario, user, types::CFA_RUB, &amount).await?;
+        scenario.balance_is(user, CFA_RUB, &amount).await?;
+        open_hold(scenario, user, CFA_RUB, &amount).await?;
         scenario.step(
             &format!("A member deposited {amount} and blocked it for trading"),
             &[("user_id", user), ("payment_id", &payment)],
@@ -190,9 +189,7 @@ async fn fund(scenario: &mut Scenario, instrument: &str, member: &Member) -> any
         ) {
             bail!("units were not issued: {issued}");
         }
-        scenario
-            .balance_is(&format!("{user}:{instrument}"), &units)
-            .await?;
+        scenario.balance_is(user, instrument, &units).await?;
         open_hold(scenario, user, instrument, &units).await?;
         scenario.step(
             &format!("A member was issued {units} units and blocked them for trading"),

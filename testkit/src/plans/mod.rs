@@ -16,7 +16,8 @@
 //!   page.
 //!
 //! SQLite files of such tests have few rows: without statistics (no store runs `ANALYZE`) a plan
-//! does not depend on the number of rows. PostgreSQL's plans do, so its test fills the tables.
+//! does not depend on the number of rows. PostgreSQL's plans do, so its test fills the tables
+//! (`docs/decisions/2026-11-29-explain-sqlites-statements-on-few-rows.md`).
 
 pub mod postgres;
 

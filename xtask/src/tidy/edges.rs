@@ -89,7 +89,7 @@ const RULES: &[Rule] = &[
     // cfa submits chain::Action and reads chain::Receipt.
     (&["cfa"], Never(&["ledger", "payments", "sandbox"]), CONTRACT),
     (&["payments"], Never(&["cfa", "chain", "ledger", "sandbox"]), CONTRACT),
-    (&["approvals"], Only(&["events", "proto", "rpc", "service-kit"]), "it makes any call by its descriptor"),
+    (&["approvals"], Only(&["events", "proto", "rpc", "service-kit", "types"]), "it makes any call by its descriptor"),
     (&["chain"], Never(&["cfa", "ledger", "payments", "sandbox"]), "the chain has no instruments and no users"),
     (&["cfa", "chain", "ledger", "payments"], Never(TRADING), "they do not depend on trading"),
     (&["sandbox"], Never(&["cfa", "chain", "ledger", "payments"]), OUTSIDE),

@@ -70,7 +70,7 @@ fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Findi
                     || segment.ends_with("_service_server")
             })
     };
-    let why = "contract types stay in proto, service-clients, a service's api and publish.rs";
+    let why = "contract types stay in proto, rpc, service-clients, a service's api and publish.rs";
     report(
         source,
         "contract-types",
