@@ -84,7 +84,7 @@ pub struct GatewayConfig {
     pub release_wait_ms: u64,
     /// How long a read waits for the history to reach what is durable, in milliseconds.
     pub read_wait_ms: u64,
-    /// How long a read of books and holds waits for the replica to reach the last assigned
+    /// How long a read of books, orders and holds waits for the replica to reach the last assigned
     /// sequence, in milliseconds.
     pub replica_wait_ms: u64,
     /// Interval of the gauges, in milliseconds.

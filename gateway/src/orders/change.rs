@@ -11,7 +11,7 @@ use types::{
 };
 
 use super::replica_rows::{Target, order_after};
-use super::{Actor, Answered, find};
+use super::{Actor, Answered, find_for_write};
 use crate::funding;
 use crate::market::{MONEY_DECIMALS, Market};
 use crate::projection::rows::{AnswerRow, OrderRow};
@@ -306,7 +306,9 @@ async fn replayed_order(
     match answer.order_id.as_str() {
         // The first call found the order ended.
         "" => Err(refusal::order_not_open()),
-        order_id => find(market, order_id).await.map(Answered::replayed),
+        order_id => find_for_write(market, order_id)
+            .await
+            .map(Answered::replayed),
     }
 }
 

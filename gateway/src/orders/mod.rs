@@ -25,6 +25,7 @@ pub mod over_rate;
 mod place;
 mod replica_rows;
 
+use replica::Order;
 use tonic::Status;
 use types::Id128;
 
@@ -73,11 +74,29 @@ impl<T> Answered<T> {
 /// The order with an id, as it is now: from the replica while it is open, else from the history.
 ///
 /// # Errors
-/// `Order not found`. UNAVAILABLE if the order is not open and the history lags (R178).
+/// `Order not found`. UNAVAILABLE if the replica lags, or if the order is not open and the history
+/// lags (R178).
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     let id = parse_order_id(order_id)?;
-    // If the replica lags, the history lags too. The error comes from the history, with the lag.
-    if let Ok(Some((order, Some(updated_ns)))) = market.query(|state| state.open_order(id)).await {
+    let open = market.query(|state| state.open_order(id)).await?;
+    row_or_stored(market, order_id, open).await
+}
+
+/// As [`find`], for a call that changes something: waits longer for the replica.
+async fn find_for_write(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
+    let id = parse_order_id(order_id)?;
+    let open = market.state(|state| state.open_order(id)).await?;
+    row_or_stored(market, order_id, open).await
+}
+
+/// `open`: the order of the fresh replica, with the time of its last change. After a restore from a
+/// checkpoint only the history has that time.
+async fn row_or_stored(
+    market: &Market,
+    order_id: &str,
+    open: Option<(Order, Option<u64>)>,
+) -> Result<OrderRow, Status> {
+    if let Some((order, Some(updated_ns))) = open {
         return replica_rows::row(market, &order, updated_ns, "", None).await;
     }
     market.await_fresh_history().await?;
@@ -92,10 +111,10 @@ pub async fn find_to_change(market: &Market, order_id: &str) -> Result<Target, S
     if let Some((order, _)) = market.replica.read(|state| state.open_order(id)) {
         return Ok(Target::of(market, &order));
     }
-    // The order has ended, or is so new that the replica lacks it. `find` waits for the replica.
+    // The order has ended, or is so new that the replica lacks it, so wait for the replica.
     match stored_order(market, order_id).await {
         Ok(Some(row)) => Ok(row.into()),
-        _ => find(market, order_id).await.map(Target::from),
+        _ => find_for_write(market, order_id).await.map(Target::from),
     }
 }
 

@@ -18,7 +18,7 @@ use types::{
 };
 
 use super::replica_rows::order_after;
-use super::{Answered, find};
+use super::{Answered, find_for_write};
 use crate::funding;
 use crate::market::{Asset, Market, SOURCE};
 use crate::projection::rows::OrderRow;
@@ -69,7 +69,9 @@ pub async fn place(
     let user_id = &context.user_id;
     let key_hash = derived::key_hash("PlaceOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return find(market, &answer.order_id).await.map(Answered::replayed);
+        return find_for_write(market, &answer.order_id)
+            .await
+            .map(Answered::replayed);
     }
     market.identity.check_may_trade(context, user_id).await?;
     request.user = market.bind_user(user_id).await?;
@@ -332,7 +334,9 @@ impl Placement<'_> {
             SubmitOutcome::Repeated(reject) => {
                 let answer = market.answered_by(&reject, self.request.key_hash).await?;
                 let answer = answer.ok_or_else(refusal::request_expired)?;
-                find(market, &answer.order_id).await.map(Answered::replayed)
+                find_for_write(market, &answer.order_id)
+                    .await
+                    .map(Answered::replayed)
             }
             SubmitOutcome::NotCovered => {
                 unreachable!("an order with a hold of its own is covered or refused")

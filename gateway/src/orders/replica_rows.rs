@@ -54,6 +54,9 @@ impl From<OrderRow> for Target {
 /// The order that a durable record entered or changed, as the record left it. Waits for the
 /// replica. Waits for the history only if the replica no longer has the record in memory.
 /// `client_order_id`: the caller's text, if known.
+///
+/// # Errors
+/// UNAVAILABLE with the lag of the replica, or of the history if that was read.
 pub async fn order_after(
     market: &Market,
     sequence: Sequence,
@@ -61,7 +64,7 @@ pub async fn order_after(
     order_id: &str,
     client_order_id: Option<&str>,
 ) -> Result<OrderRow, Status> {
-    // A timeout needs no handling here: the history lags the replica, and its wait reports the lag.
+    // The outcome is unused: the reads below show whether the replica has the record.
     let applied = market.replica.wait(sequence);
     let _ = tokio::time::timeout(market.read_wait(), applied).await;
     let left = market.replica.effects(sequence, |applied| {
@@ -70,6 +73,10 @@ pub async fn order_after(
     });
     if let Some((order, updated_ns, reason)) = left.flatten() {
         return row(market, &order, updated_ns, reason, client_order_id).await;
+    }
+    let position = market.replica.position();
+    if position < sequence {
+        return Err(refusal::replica_behind(sequence.get() - position.get()));
     }
     market.await_history(sequence).await?;
     let row = stored_order(market, order_id).await?;

@@ -1,14 +1,22 @@
 //! Changes of orders while the history cannot write. Open orders are read from the replica, changes
-//! are executed and answered, and each answer equals a later read.
+//! are executed and answered, and each answer equals a later read. While the replica lags, no
+//! order is read, and the refusal contains the replica's lag.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use client::{Connection, Reports};
+use journal::fault::MemoryStorage;
 use proto::market::v1::*;
 use sqlx::Connection as _;
 use testkit::eventually;
 use tonic::{Code, Status};
+use tonic_types::StatusExt;
 use types::Side;
 use wire::ServerMessage;
 
+use crate::checkpoints::cancel_own;
 use crate::entered::lock_database;
 use crate::orders::text;
 use crate::world::*;
@@ -166,6 +174,60 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
         assert_eq!(read, unchanged);
     }
     assert_listed(&world, &orders[2..]).await;
+    world.stop().await;
+}
+
+fn assert_replica_behind(refusal: &Status) {
+    let info = StatusExt::get_details_error_info(refusal).unwrap();
+    let is_behind = (refusal.code(), &*info.reason) == (Code::Unavailable, "REPLICA_BEHIND");
+    assert!(is_behind, "{refusal:?}");
+    let lag: u64 = info.metadata["lagRecords"].parse().unwrap();
+    assert!(lag > 0, "{refusal:?}");
+}
+
+/// The replica cannot read the journal, so that the history lacks the records too. A call that
+/// waited for the replica in vain does not wait for the history, and reports the replica's lag.
+// rows: R178
+#[tokio::test]
+async fn r178_an_order_is_not_read_while_the_replica_lags() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(MemoryStorage::default());
+    let mut settings = Settings {
+        journal: Some(storage.clone()),
+        ..Settings::unsettled()
+    };
+    settings.gateway.replica_wait_ms = 100;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    let mut ann = world.session(with_money("ann", "a")).await;
+    let open = enter(&mut ann, wire_order(1, Side::Buy, 900, 1)).await;
+    enter(&mut ann, wire_order(2, Side::Buy, 800, 1)).await;
+    let (replica, unknown) = (world.replica(), unique());
+    let before = replica.assigned();
+    let passed = in_time("the replica has both orders", replica.wait(before)).await;
+    passed.unwrap();
+
+    storage.open_fails_every.store(1, Ordering::SeqCst);
+    ann.0.send(0, cancel_own(2)).await.unwrap();
+    let is_sequenced = async || replica.assigned() > before;
+    until_true("the cancel is sequenced", is_sequenced).await;
+    for order_id in [&open, &unknown] {
+        let read = in_time("the read is answered", world.order(order_id)).await;
+        assert_replica_behind(&read.unwrap_err());
+    }
+    // The cancel is durable; its effect on the order is unknown without the replica.
+    let cancel = in_time("the cancel is answered", world.cancel("ann", &open)).await;
+    assert_replica_behind(&cancel.unwrap_err());
+    // A change of an order waits longer for the replica than a read.
+    let resume = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        storage.open_fails_every.store(0, Ordering::SeqCst);
+    };
+    let both = async { tokio::join!(world.cancel("ann", &unknown), resume) };
+    let (cancel, ()) = in_time("the second cancel is answered", both).await;
+    assert_eq!(refused(cancel.unwrap_err()).2, "ORDER_NOT_FOUND");
+    let read = eventually(async || world.order(&open).await.ok()).await;
+    assert_eq!(read.status(), OrderStatus::Cancelled);
     world.stop().await;
 }
 
