@@ -12,7 +12,7 @@ use crate::error::{Error, Refusal};
 use crate::model::{
     ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, CouponPayment, EnforcementAct,
     Extract, ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision,
-    IssueRedemption, Offer, Operation, SuspendedDeposit, TradeLeg,
+    IssueRedemption, Offer, Operation, RedemptionLine, SuspendedDeposit, TradeLeg,
 };
 use crate::placement::{Allotment, Placement};
 use crate::service::{
@@ -473,7 +473,10 @@ pub fn instrument(instrument: &Instrument, placed: Option<&Placement>) -> pb::In
     }
 }
 
-pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemption {
+pub fn redemption(
+    redemption: &IssueRedemption,
+    payments: Vec<pb::RedemptionPayment>,
+) -> pb::IssueRedemption {
     pb::IssueRedemption {
         redemption_id: redemption.redemption_id.clone(),
         instrument_id: redemption.instrument_id.clone(),
@@ -485,22 +488,22 @@ pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemp
             redemption.total_minor,
             CFA_RUB_DECIMALS,
         )),
-        payments: redemption
-            .lines
-            .iter()
-            .map(|line| pb::RedemptionPayment {
-                user_id: line.user_id.clone(),
-                quantity: Some(convert::to_decimal_minor(line.units_minor, decimals)),
-                amount: Some(convert::to_monetary_amount_minor(
-                    CFA_RUB,
-                    line.payment_minor,
-                    CFA_RUB_DECIMALS,
-                )),
-            })
-            .collect(),
+        payments,
         onchain_tx_hash: redemption.tx_hash.clone().unwrap_or_default(),
         created_at: wire_time(redemption.created_at_us),
         finalized_at: redemption.finalized_at_us.and_then(wire_time),
+    }
+}
+
+pub fn redemption_payment(line: &RedemptionLine, decimals: u8) -> pb::RedemptionPayment {
+    pb::RedemptionPayment {
+        user_id: line.user_id.clone(),
+        quantity: Some(convert::to_decimal_minor(line.units_minor, decimals)),
+        amount: Some(convert::to_monetary_amount_minor(
+            CFA_RUB,
+            line.payment_minor,
+            CFA_RUB_DECIMALS,
+        )),
     }
 }
 

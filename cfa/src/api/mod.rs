@@ -24,8 +24,8 @@ use types::{Decimal, OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, Instrument, InstrumentType, Offer,
-    OfferSide, RedemptionReason,
+    CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, Instrument, InstrumentType,
+    IssueRedemption, Offer, OfferSide, RedemptionReason,
 };
 use crate::placement::Placement;
 use crate::repo::OperationFilter;
@@ -402,16 +402,41 @@ impl Api {
         })
     }
 
+    /// A redemption with a page of its payments; a holder sees only the own payments.
     async fn redemption(
         &self,
-        redemption: &crate::model::IssueRedemption,
-    ) -> Result<pb::IssueRedemption, Status> {
-        let instrument = self
-            .service
-            .require_instrument(&redemption.instrument_id)
-            .await
-            .map_err(to_status)?;
-        Ok(convert::redemption(redemption, instrument.decimals))
+        caller: &rpc::Caller,
+        redemption: &IssueRedemption,
+        pagination: Option<proto::common::v1::PaginationRequest>,
+    ) -> Result<(pb::IssueRedemption, proto::common::v1::PaginationResponse), Status> {
+        let found = self.service.require_instrument(&redemption.instrument_id);
+        let instrument = found.await.map_err(to_status)?;
+        let holder = match caller.require_user(&instrument.issuer_id) {
+            Ok(()) => None,
+            Err(_) => Some(caller.user_id.as_deref().unwrap_or_default()),
+        };
+        let id = redemption.redemption_id.as_str();
+        let hash = page::filter_hash(&[id, holder.unwrap_or_default()]);
+        let page = page::parse(pagination, hash)?;
+        // Payments have no time: their key is the position, which starts at 0.
+        let after = page.after.as_ref().map_or(-1, |key| key.created_us);
+        let (repo, limit) = (&self.service.repo, page.rows_limit());
+        let listed = match holder {
+            None => repo.redemption_lines(id, after, limit).await,
+            // Lines of addresses that are of no user have no user id.
+            Some("") => Ok(Vec::new()),
+            Some(user_id) => repo.redemption_lines_of(id, user_id, after, limit).await,
+        };
+        let mut lines = listed.map_err(to_status)?;
+        let pagination = page.finish(&mut lines, |(position, _)| Key {
+            created_us: *position,
+            id: String::new(),
+        });
+        let payments = lines
+            .iter()
+            .map(|(_, line)| convert::redemption_payment(line, instrument.decimals))
+            .collect();
+        Ok((convert::redemption(redemption, payments), pagination))
     }
 
     /// Fails unless the caller acts for the issuer of the instrument.
@@ -910,8 +935,10 @@ impl CfaRegistryService for Api {
             .start_redemption(&context, new)
             .await
             .map_err(to_status)?;
+        let (redemption, pagination) = self.redemption(&caller, &redemption, None).await?;
         let answer = pb::StartRedemptionResponse {
-            redemption: Some(self.redemption(&redemption).await?),
+            redemption: Some(redemption),
+            pagination: Some(pagination),
         };
         Ok(answered(answer, replayed))
     }
@@ -929,23 +956,17 @@ impl CfaRegistryService for Api {
                 .redemption_of_instrument(&message.instrument_id)
                 .await
         } else {
-            self.service.repo.redemption(&message.redemption_id).await
+            let id = &message.redemption_id;
+            self.service.repo.redemption_head(id).await
         };
-        let mut redemption = found
+        let redemption = found
             .map_err(to_status)?
             .ok_or_else(|| to_status(Refusal::RedemptionNotFound.into()))?;
-        if self
-            .require_issuer(&caller, &redemption.instrument_id)
-            .await
-            .is_err()
-        {
-            // A holder sees only their own line.
-            redemption
-                .lines
-                .retain(|line| caller.user_id.as_deref() == Some(line.user_id.as_str()));
-        }
+        let read = self.redemption(&caller, &redemption, message.pagination);
+        let (redemption, pagination) = read.await?;
         Ok(Response::new(pb::GetRedemptionResponse {
-            redemption: Some(self.redemption(&redemption).await?),
+            redemption: Some(redemption),
+            pagination: Some(pagination),
         }))
     }
 

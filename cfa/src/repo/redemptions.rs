@@ -16,14 +16,33 @@ static LINES: MultiRow = MultiRow::new(
 );
 
 impl Repo {
+    /// A redemption with all its lines.
     pub async fn redemption(&self, redemption_id: &str) -> Result<Option<IssueRedemption>, Error> {
+        let Some(mut redemption) = self.redemption_head(redemption_id).await? else {
+            return Ok(None);
+        };
+        let rows =
+            sqlx::query("SELECT * FROM redemption_line WHERE redemption_id = $1 ORDER BY position")
+                .bind(redemption_id)
+                .fetch_all(self.db.read())
+                .await?;
+        redemption.lines = rows.iter().map(decode_line).collect();
+        Ok(Some(redemption))
+    }
+
+    /// A redemption without its lines.
+    pub async fn redemption_head(
+        &self,
+        redemption_id: &str,
+    ) -> Result<Option<IssueRedemption>, Error> {
         let row = sqlx::query("SELECT * FROM issue_redemption WHERE redemption_id = $1")
             .bind(redemption_id)
             .fetch_optional(self.db.read())
             .await?;
-        self.with_lines(row).await
+        row.as_ref().map(decode).transpose()
     }
 
+    /// The redemption of an issue without its lines.
     pub async fn redemption_of_instrument(
         &self,
         instrument_id: &str,
@@ -32,7 +51,48 @@ impl Repo {
             .bind(instrument_id)
             .fetch_optional(self.db.read())
             .await?;
-        self.with_lines(row).await
+        row.as_ref().map(decode).transpose()
+    }
+
+    /// Lines of a redemption with their positions, in order, strictly after a position.
+    pub async fn redemption_lines(
+        &self,
+        redemption_id: &str,
+        after: i64,
+        limit: i64,
+    ) -> Result<Vec<(i64, RedemptionLine)>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM redemption_line WHERE redemption_id = $1 AND position > $2 \
+             ORDER BY position LIMIT $3",
+        )
+        .bind(redemption_id)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        Ok(rows.iter().map(placed_line).collect())
+    }
+
+    /// Like [`Repo::redemption_lines`], of one holder.
+    pub async fn redemption_lines_of(
+        &self,
+        redemption_id: &str,
+        user_id: &str,
+        after: i64,
+        limit: i64,
+    ) -> Result<Vec<(i64, RedemptionLine)>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM redemption_line INDEXED BY redemption_line_of_user \
+             WHERE redemption_id = $1 AND user_id = $2 AND position > $3 \
+             ORDER BY position LIMIT $4",
+        )
+        .bind(redemption_id)
+        .bind(user_id)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        Ok(rows.iter().map(placed_line).collect())
     }
 
     pub async fn open_redemption_ids(&self) -> Result<Vec<String>, Error> {
@@ -48,26 +108,6 @@ impl Repo {
             "SELECT instrument_id FROM issue_redemption WHERE status NOT IN (5, 6) AND status = 2",
         );
         Ok(ids.fetch_all(self.db.read()).await?)
-    }
-
-    async fn with_lines(&self, row: Option<SqliteRow>) -> Result<Option<IssueRedemption>, Error> {
-        let Some(row) = row else { return Ok(None) };
-        let mut redemption = decode(&row)?;
-        let rows =
-            sqlx::query("SELECT * FROM redemption_line WHERE redemption_id = $1 ORDER BY position")
-                .bind(&redemption.redemption_id)
-                .fetch_all(self.db.read())
-                .await?;
-        redemption.lines = rows
-            .iter()
-            .map(|row| RedemptionLine {
-                user_id: row.get("user_id"),
-                address: row.get("address"),
-                units_minor: row.get("units_minor"),
-                payment_minor: row.get("payment_minor"),
-            })
-            .collect();
-        Ok(Some(redemption))
     }
 
     /// Stores a redemption with its lines; false if the issue has one already.
@@ -152,6 +192,19 @@ impl Repo {
         .await?;
         Ok(())
     }
+}
+
+fn decode_line(row: &SqliteRow) -> RedemptionLine {
+    RedemptionLine {
+        user_id: row.get("user_id"),
+        address: row.get("address"),
+        units_minor: row.get("units_minor"),
+        payment_minor: row.get("payment_minor"),
+    }
+}
+
+fn placed_line(row: &SqliteRow) -> (i64, RedemptionLine) {
+    (row.get("position"), decode_line(row))
 }
 
 fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {

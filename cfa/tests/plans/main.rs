@@ -207,6 +207,20 @@ async fn redeem(world: &mut World) {
     let answer = world.cfa.start_redemption(request).await.expect("started");
     let redemption = answer.into_inner().redemption.expect("redemption");
     assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+    read_payments(world).await;
+}
+
+/// All payments of the redemption for a service, the own ones for a holder.
+async fn read_payments(world: &World) {
+    for mut reader in [world.cfa.clone(), world.as_caller("sandbox.investor.bob")] {
+        let request = pb::GetRedemptionRequest {
+            instrument_id: "BOND-2".into(),
+            ..Default::default()
+        };
+        let read = reader.get_redemption(request).await.expect("recorded");
+        let read = read.into_inner().redemption.expect("redemption");
+        assert_eq!(read.payments.len(), 1);
+    }
 }
 
 /// Subscriptions that are used, cancelled and left active.
@@ -637,6 +651,9 @@ async fn no_statement_scans_a_table() {
         "FROM coupon WHERE instrument_id = $1 AND number = $2",
         "FROM coupon WHERE instrument_id = $1 AND pays_at_us BETWEEN",
         "FROM coupon_line WHERE instrument_id =",
+        "FROM redemption_line WHERE redemption_id = $1 ORDER BY position",
+        "FROM redemption_line WHERE redemption_id = $1 AND position > $2",
+        "FROM redemption_line INDEXED BY redemption_line_of_user",
         "UPDATE coupon SET status = $3, total_minor",
         "UPDATE coupon SET status = $3, parts_done",
         "UPDATE coupon SET status = CASE",

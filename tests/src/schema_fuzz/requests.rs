@@ -112,7 +112,7 @@ fn instruments(stage: &Stage, name: &str) -> Option<Value> {
         "cfa.StartRedemption" => {
             json!({ "instrumentId": spare, "reason": "REDEMPTION_REASON_BUYBACK" })
         }
-        "cfa.GetRedemption" => json!({ "instrumentId": spare }),
+        "cfa.GetRedemption" => json!({ "instrumentId": spare, "pagination": { "pageSize": 5 } }),
         // The issue has no coupons.
         "cfa.RestartCoupon" => json!({ "instrumentId": spare, "number": 1 }),
         "cfa.TransferCfa" => json!({
