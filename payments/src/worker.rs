@@ -4,21 +4,29 @@
 //! Each worker sleeps until its next row is due or it is notified. A failure is logged and the row
 //! is retried after its pause.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use service_kit::clock;
+use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 use types::BusinessDay;
 
 use crate::{
     alert::AlertSinks,
     api::publish as emit,
+    payout::Payout,
     repo::{intents, payouts, reports},
     service::{Fault, Gateway},
 };
 
-/// Maximum rows per read.
+/// Maximum rows per read. More than [`STEPS_MAX`], because rows of running steps are among them.
 const BATCH: i64 = 64;
+/// Maximum payouts that are ordered or polled in parallel. More than one, so that a bank response
+/// that takes the whole timeout delays only its payout. Few, so that the payouts of an outage do
+/// not arrive at the bank all at once.
+const STEPS_MAX: usize = 8;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
 /// Shortest sleep after work, so that a row that stays due does not spin.
@@ -34,27 +42,58 @@ const USERS_GROUP: &str = "payments.users";
 
 /// Orders released payouts at the bank and polls their transfers.
 pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    let mut steps = JoinSet::new();
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = drive_payouts(&gateway, &mut steps) => {}
+    }
+    // Cancel-safe: a step stores its state before it calls the bank.
+    steps.shutdown().await;
+}
+
+/// Keeps up to [`STEPS_MAX`] payout steps running. They are tasks, so that a step with a store
+/// connection is not suspended while this loop waits for the store.
+async fn drive_payouts(gateway: &Arc<Gateway>, steps: &mut JoinSet<String>) {
+    // Payouts with a running step. They become due again while the bank does not answer.
+    let mut running = HashSet::new();
     loop {
-        let due = payouts::due(gateway.db.read(), clock::now_us(), BATCH).await;
-        for payout in log_store(&gateway, due).unwrap_or_default() {
-            // Cancel-safe: the step stores its state before it calls the bank.
-            let stepped = tokio::select! {
-                () = shutdown.cancelled() => return,
-                stepped = gateway.step_payout(&payout.payout_id) => stepped,
-            };
-            if let Err(fault) = stepped {
-                tracing::warn!(payout_id = payout.payout_id, user_id = payout.user_id,
-                    correlation_id = payout.correlation_id, %fault, "payout step failed; retrying later");
+        let now_us = clock::now_us();
+        let due = payouts::due(gateway.db.read(), now_us, BATCH).await;
+        let mut due = log_store(gateway, due).unwrap_or_default().into_iter();
+        let next = payouts::next_due_us(gateway.db.read(), now_us).await;
+        let mut wake_at = Instant::now() + sleep_until(log_store(gateway, next).flatten());
+        loop {
+            while steps.len() < STEPS_MAX
+                && let Some(payout) = due.next()
+            {
+                if running.insert(payout.payout_id.clone()) {
+                    let step = step_payout(gateway.clone(), payout);
+                    steps.spawn(step.in_current_span().boxed());
+                }
+            }
+            let is_full = steps.len() == STEPS_MAX;
+            tokio::select! {
+                () = gateway.payouts_due.notified() => break,
+                () = tokio::time::sleep_until(wake_at), if !is_full => break,
+                Some(ended) = steps.join_next() => {
+                    // A violated invariant of one payout stops all of them.
+                    let payout_id = ended.expect("a payout step does not panic");
+                    running.remove(&payout_id);
+                    // It may be due again.
+                    wake_at = wake_at.min(Instant::now() + Duration::from_millis(SLEEP_MS_MIN));
+                }
             }
         }
-        let next = payouts::next_due_us(gateway.db.read()).await;
-        let sleep = sleep_until(log_store(&gateway, next).flatten());
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = gateway.payouts_due.notified() => {}
-            () = tokio::time::sleep(sleep) => {}
-        }
     }
+}
+
+/// Executes the due action of a payout; returns the payout id.
+async fn step_payout(gateway: Arc<Gateway>, payout: Payout) -> String {
+    if let Err(fault) = gateway.step_payout(&payout.payout_id).await {
+        tracing::warn!(payout_id = payout.payout_id, user_id = payout.user_id,
+            correlation_id = payout.correlation_id, %fault, "payout step failed; retrying later");
+    }
+    payout.payout_id
 }
 
 /// Polls intents, and expires pending ones after their lifetime.

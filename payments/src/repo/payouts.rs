@@ -146,13 +146,14 @@ pub async fn due(
     .collect()
 }
 
-/// Time of the next due action in microseconds, if a payout waits for one.
-pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
+/// Time of the first due action after `now_us` in microseconds, if a payout waits for one.
+pub async fn next_due_us(db: impl SqliteExecutor<'_>, now_us: i64) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
         "SELECT MIN(next_attempt_at_us) FROM payouts INDEXED BY payouts_open \
-         WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
+         WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us > $1 \
          AND (stopped IS NULL OR ordered_at_us IS NOT NULL)",
     )
+    .bind(now_us)
     .fetch_one(db)
     .await
 }

@@ -10,7 +10,7 @@ use events::calls::{self, Answered, CallKey};
 use rail::{RubError, client::BankClient, client::BankError, webhook::Verifier};
 use rpc::{Caller, Context, context::Once};
 use service_clients::{CallError, IdentityClient};
-use service_kit::audit::Act;
+use service_kit::{KeyedMutex, audit::Act};
 use tokio::sync::{Mutex, Notify};
 
 use crate::{config::PaymentsConfig, tokens::Tokens};
@@ -96,9 +96,9 @@ pub struct Gateway {
     pub payouts_due: Notify,
     /// One reconciliation at a time.
     reconciling: Mutex<()>,
-    /// One payout step at a time, so that worker and reconciliation do not order or poll in
-    /// parallel.
-    stepping: Mutex<()>,
+    /// One step at a time per payout id, so that worker and reconciliation do not order or poll a
+    /// payout in parallel. Held from the read of the payout until the bank's response is recorded.
+    stepping: KeyedMutex<String>,
 }
 
 impl Gateway {
@@ -121,7 +121,7 @@ impl Gateway {
             health,
             payouts_due: Notify::new(),
             reconciling: Mutex::new(()),
-            stepping: Mutex::new(()),
+            stepping: KeyedMutex::default(),
         }
     }
 

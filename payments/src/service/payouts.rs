@@ -429,9 +429,9 @@ impl Gateway {
         Ok(payout)
     }
 
-    /// Executes the due action of one payout.
+    /// Executes the due action of one payout. Steps of different payouts may run in parallel.
     pub async fn step_payout(&self, payout_id: &str) -> Result<(), Fault> {
-        let _one_at_a_time = self.stepping.lock().await;
+        let _one_at_a_time = self.stepping.lock(payout_id).await;
         let Some(payout) = payouts::get(self.db.read(), payout_id).await? else {
             return Err(Fault::PayoutNotFound);
         };
@@ -592,7 +592,7 @@ impl Gateway {
             .iter()
             .filter(|payout| !payout.bank_transfer_id.is_empty())
         {
-            let _one_at_a_time = self.stepping.lock().await;
+            let _one_at_a_time = self.stepping.lock(payout.payout_id.as_str()).await;
             match self.poll_payout(payout).await {
                 Ok(()) => {}
                 Err(fault) if fault.is_bank_unavailable() => return Err(fault),

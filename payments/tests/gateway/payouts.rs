@@ -17,8 +17,8 @@ use proto::{
     payments::v1::{self as wire, PaymentMethod},
     sandbox::v1::BankFault,
 };
-use rail::account;
-use tokio::net::TcpListener;
+use rail::{account, messages::TransferOrder};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
 use tonic::Code;
 
 use crate::world::{
@@ -652,7 +652,7 @@ async fn r127_the_bank_is_called_again_after_its_failure_under_load() {
 }
 
 /// Proxy to the bank that drops the first responses to transfer orders.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Lossy {
     bank_url: Arc<std::sync::OnceLock<String>>,
     to_lose: Arc<AtomicU32>,
@@ -737,6 +737,131 @@ async fn r127_a_lost_response_is_retried_with_the_same_request_id() {
     assert_eq!(world.bank_balance().await, "90.00");
     world.stop().await;
     proxy.abort();
+}
+
+/// Proxy to the bank that passes on an order of a payout `slow…` only with a permit.
+#[derive(Clone)]
+struct Slow {
+    bank: Lossy,
+    permits: Arc<Semaphore>,
+    /// Request ids of all orders that arrived.
+    arrived: Arc<Mutex<Vec<String>>>,
+}
+
+impl Slow {
+    /// A funded world whose calls to the bank never time out within a test.
+    async fn start() -> (World, Slow, JoinHandle<()>) {
+        let slow = Slow {
+            bank: Lossy::default(),
+            permits: Arc::new(Semaphore::new(0)),
+            arrived: Arc::default(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy_url = format!("http://{}", listener.local_addr().unwrap());
+        let proxy = Router::new().fallback(pass_on_slowly);
+        let proxy = proxy.with_state(slow.clone());
+        let proxy = tokio::spawn(async move { axum::serve(listener, proxy).await.unwrap() });
+        let world = World::start_with(|setup| {
+            setup.bank_url = Some(proxy_url);
+            setup.payments.client.call_timeout_ms = 600_000;
+        })
+        .await;
+        slow.bank.bank_url.set(world.bank_url.clone()).unwrap();
+        world.fund("100.00").await;
+        (world, slow, proxy)
+    }
+
+    fn arrived(&self) -> Vec<String> {
+        self.arrived.lock().unwrap().clone()
+    }
+
+    async fn until_arrived(&self, orders: usize) {
+        until(async || (self.arrived().len() == orders).then_some(())).await;
+    }
+}
+
+async fn pass_on_slowly(
+    State(slow): State<Slow>,
+    method: http::Method,
+    uri: http::Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> (http::StatusCode, Bytes) {
+    if method == "POST" && uri.path() == "/bank/v1/transfers" {
+        let order: TransferOrder = serde_json::from_slice(&body).unwrap();
+        let is_slow = order.request_id.starts_with("slow");
+        slow.arrived.lock().unwrap().push(order.request_id);
+        if is_slow {
+            slow.permits.acquire().await.unwrap().forget();
+        }
+    }
+    pass_on(State(slow.bank), method, uri, headers, body).await
+}
+
+// rows: R127
+#[tokio::test]
+async fn r127_a_slow_response_of_the_bank_delays_only_its_payout() {
+    let (world, slow, proxy) = Slow::start().await;
+    world.initiate("slow", "10.00", &valid_account()).await;
+    world.release("slow").await;
+    slow.until_arrived(1).await;
+    for payout_id in ["po-1", "po-2", "po-3"] {
+        world.initiate(payout_id, "10.00", &valid_account()).await;
+        world.release(payout_id).await;
+        world.until_payout(payout_id, SUCCESS).await;
+    }
+    // Longer than the longest pause between attempts: the order is due again, but under way.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(world.payout("slow").await.status, PENDING);
+    slow.permits.add_permits(1);
+    world.until_payout("slow", SUCCESS).await;
+    assert_eq!(slow.arrived(), ["slow", "po-1", "po-2", "po-3"]);
+    assert_eq!(world.transfers().await.len(), 4);
+    assert_eq!(world.bank_balance().await, "60.00");
+    world.stop().await;
+    proxy.abort();
+}
+
+// rows: R127
+#[tokio::test]
+async fn r127_at_most_eight_payouts_are_at_the_bank_in_parallel() {
+    let (world, slow, proxy) = Slow::start().await;
+    let payout_ids: Vec<String> = (0..10).map(|n| format!("slow-{n}")).collect();
+    for payout_id in &payout_ids {
+        world.initiate(payout_id, "1.00", &valid_account()).await;
+        world.release(payout_id).await;
+    }
+    slow.until_arrived(8).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut arrived = slow.arrived();
+    arrived.sort();
+    assert_eq!(arrived, payout_ids[..8]);
+    slow.permits.add_permits(payout_ids.len());
+    for payout_id in &payout_ids {
+        world.until_payout(payout_id, SUCCESS).await;
+    }
+    arrived = slow.arrived();
+    arrived.sort();
+    assert_eq!(arrived, payout_ids, "each payout is ordered once");
+    assert_eq!(world.bank_balance().await, "90.00");
+    world.stop().await;
+    proxy.abort();
+}
+
+// rows: R127 R248
+#[tokio::test]
+async fn r248_a_stop_does_not_wait_for_the_bank_and_the_payout_is_paid_once() {
+    let (world, slow, proxy) = Slow::start().await;
+    world.initiate("slow", "10.00", &valid_account()).await;
+    world.release("slow").await;
+    slow.until_arrived(1).await;
+    let folder = world.stop().await;
+    proxy.abort();
+    let world = World::open(folder, |_| ()).await;
+    world.until_payout("slow", SUCCESS).await;
+    assert_eq!(world.transfers().await.len(), 1);
+    assert_eq!(world.bank_balance().await, "90.00");
+    world.stop().await;
 }
 
 // rows: R128
