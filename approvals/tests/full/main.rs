@@ -1,4 +1,4 @@
-//! The boundary tests on a real PostgreSQL. `cargo test` skips them. Run
+//! The boundary tests on a real PostgreSQL, and the query plans there. `cargo test` skips them. Run
 //! `tests/services/postgres.sh start`, then
 //! `POSTGRES_URL=<printed URL> cargo test -p approvals --test full`.
 
@@ -6,6 +6,9 @@
 mod approvals;
 #[path = "../boundary/database.rs"]
 mod database;
+mod scans;
+#[path = "../plans/workload.rs"]
+mod workload;
 #[path = "../boundary/world.rs"]
 #[allow(dead_code, reason = "each test target uses its part")]
 mod world;

@@ -1,16 +1,16 @@
-//! No statement of the approvals service scans a table. A test binary of its own, because the
-//! record of statements is process-wide.
+//! No statement of the approvals service scans a table on SQLite. A test binary of its own,
+//! because the record of statements is process-wide.
 
 #[path = "../boundary/database.rs"]
 mod database;
+mod workload;
 #[path = "../boundary/world.rs"]
 #[allow(dead_code, reason = "each test target uses its part")]
 mod world;
 
-use proto::approvals::v1::{self as pb, ApprovalStatus};
 use testkit::plans::{self, Allowed};
 
-use world::{ANNA, BORIS, HOUR_US, World, unblock};
+use world::World;
 
 const ALLOWED: [Allowed; 1] = [Allowed {
     statement: "FROM _sqlx_migrations",
@@ -26,26 +26,7 @@ fn server() -> Option<String> {
 async fn no_statement_scans_a_table() {
     plans::record();
     let world = World::start(|_| ()).await;
-    world.block("b-1").await;
-    let asked = world.request("r-1").await;
-    let mut anna = world.as_caller(ANNA);
-    anna.request_approval(unblock("r-1")).await.unwrap();
-    world.approve(BORIS, &asked, "a-1").await.unwrap();
-    let expiring = world.request("r-2").await;
-    world.clock.advance_us(25 * HOUR_US);
-    let id = &expiring.approval_id;
-    world.until(id, ApprovalStatus::Expired).await;
-    for status in [ApprovalStatus::Unspecified, ApprovalStatus::Executed] {
-        let list = pb::ListApprovalsRequest {
-            status: status.into(),
-            ..Default::default()
-        };
-        anna.list_approvals(list).await.unwrap();
-    }
-    for (actor, object_id) in [("", ""), ("anna", ""), ("", id), ("anna", id)] {
-        let records = world.records(actor, object_id).await;
-        assert!(!records.is_empty(), "{actor} {object_id}");
-    }
+    workload::run(&world).await;
     let file = world.folder.path().join("approvals.db");
     let explained = plans::explain(&[&file]).await;
     explained.assert_no_scans(&ALLOWED);
