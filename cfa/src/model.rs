@@ -511,6 +511,47 @@ pub struct Offer {
     pub allotted_number: i64,
 }
 
+impl Offer {
+    /// The first violated invariant: an error before a write and after a read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let is_allotted = self.allotted_number > 0;
+        let is_within = |part: i64, whole: i64| match is_allotted {
+            true => (1..=whole).contains(&part),
+            false => part == 0,
+        };
+        let has_operation = !self.operation_id.is_empty();
+        let is_taken = matches!(self.status, OfferStatus::Used | OfferStatus::NotAllotted);
+        let is_sale = self.side == OfferSide::Sell;
+        [
+            (
+                "an offer of nothing, or for nothing",
+                self.units_minor <= 0 || self.payment_minor <= 0,
+            ),
+            (
+                "an allotment that does not fit its offer",
+                !is_within(self.allotted_minor, self.units_minor)
+                    || !is_within(self.allotted_payment_minor, self.payment_minor),
+            ),
+            (
+                "a sale with an allotment or a limit",
+                is_sale && (is_allotted || self.limit != OfferLimit::None),
+            ),
+            // What the operation takes would be released too, or used again.
+            (
+                "an operation or allotment of an offer that is not used",
+                (has_operation || is_allotted) && !is_taken,
+            ),
+            // The operation of an allotment follows with its delivery.
+            (
+                "a used offer without its operation",
+                self.status == OfferStatus::Used && !has_operation && !is_allotted,
+            ),
+        ]
+        .into_iter()
+        .find_map(|(what, is_so)| is_so.then_some(what))
+    }
+}
+
 code_enum! {
     ActKind: i32 {
         Freeze = 1 "FREEZE",
@@ -730,6 +771,17 @@ pub struct IssueRedemption {
 impl IssueRedemption {
     pub fn is_coupon(&self) -> bool {
         self.coupon_number > 0
+    }
+
+    /// A violated invariant of its lines: an error before a write and after a read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let is_wrong = |line: &RedemptionLine| line.units_minor <= 0 || line.payment_minor < 0;
+        if self.lines.iter().any(is_wrong) {
+            return Some("a line without units, or with a negative payment");
+        }
+        let payments = self.lines.iter().map(|line| i128::from(line.payment_minor));
+        let is_other = payments.sum::<i128>() != i128::from(self.total_minor);
+        is_other.then_some("a total that is not the sum of its lines")
     }
 
     /// Status after the restart of a failed one: a part was submitted, so it is funded.

@@ -46,6 +46,22 @@ pub struct Intent {
     pub updated_at_us: i64,
 }
 
+impl Intent {
+    /// A violated invariant of the row: an error before a write and after a read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        if self.amount.kopecks() <= 0 {
+            return Some("intent amount is not positive");
+        }
+        late_contradiction(self.status, self.late)
+    }
+}
+
+/// Only money that arrived can be late.
+pub fn late_contradiction(status: PaymentStatus, late: bool) -> Option<&'static str> {
+    let is_paid = matches!(status, PaymentStatus::Success | PaymentStatus::Refunded);
+    (late && !is_paid).then_some("intent is late without its money")
+}
+
 /// Effect of a bank report on an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {

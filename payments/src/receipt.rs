@@ -67,6 +67,22 @@ impl Receipt {
         self.status() == ReceiptStatus::Unmatched && self.refund.is_none()
     }
 
+    /// A violated invariant of the row: an error before a write and after a read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let is_matched = self.unmatched.is_none();
+        if self.amount.kopecks() <= 0 {
+            Some("receipt amount is not positive")
+        } else if self.assigned.is_some() && !is_matched {
+            Some("receipt is assigned and unmatched")
+        } else if self.refund.is_some() && is_matched {
+            Some("receipt is matched and refunded")
+        } else if self.is_refunded && self.refund.is_none() {
+            Some("receipt is refunded without a payout")
+        } else {
+            None
+        }
+    }
+
     /// Describes its state in an audit record.
     pub fn audit_text(&self) -> String {
         let status = self.status();
@@ -217,6 +233,33 @@ mod tests {
             ..refunding
         };
         assert!(failed.is_open());
+    }
+
+    // rows: R120
+    #[test]
+    fn r120_a_receipt_whose_money_counts_twice_is_a_contradiction() {
+        let matched = receipt(None);
+        let open = receipt(Some(UnmatchedReason::SecondPayment));
+        let of = |base: &Receipt, change: fn(&mut Receipt)| {
+            let mut receipt = base.clone();
+            change(&mut receipt);
+            receipt.contradiction()
+        };
+        let refund = |receipt: &mut Receipt| receipt.refund = Some("po".into());
+        let assign = |receipt: &mut Receipt| receipt.assigned = Some("p2".into());
+        let end = |receipt: &mut Receipt| receipt.is_refunded = true;
+        assert_eq!(of(&matched, |_| {}), None);
+        assert_eq!(of(&open, |_| {}), None);
+        assert_eq!(of(&matched, assign), None);
+        assert_eq!(of(&open, refund), None);
+        let free = of(&matched, |receipt| receipt.amount = Rub::ZERO);
+        assert_eq!(free, Some("receipt amount is not positive"));
+        let assigned = of(&open, assign);
+        assert_eq!(assigned, Some("receipt is assigned and unmatched"));
+        let refunded = of(&matched, refund);
+        assert_eq!(refunded, Some("receipt is matched and refunded"));
+        let unpaid = of(&open, end);
+        assert_eq!(unpaid, Some("receipt is refunded without a payout"));
     }
 
     #[test]

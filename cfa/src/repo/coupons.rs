@@ -5,7 +5,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
 use types::derived;
 
-use super::{Repo, code, decimal};
+use super::{Repo, code, decimal, refuse};
 use crate::error::Error;
 use crate::model::{
     Coupon, CouponPayment, CouponStatus, Instrument, IssueRedemption, RedemptionLine,
@@ -183,15 +183,20 @@ impl Repo {
                 payment_minor: row.get("payment_minor"),
             })
             .collect();
+        refuse(run.contradiction(), &run.redemption_id)?;
         Ok(Some(run))
     }
 
     /// Records the snapshot of a scheduled coupon with its lines; false if it is not scheduled.
+    ///
+    /// # Errors
+    /// `Damaged` for lines that violate an invariant.
     pub async fn record_coupon_in_tx(
         &self,
         tx: &mut Tx,
         run: &IssueRedemption,
     ) -> Result<bool, Error> {
+        refuse(run.contradiction(), &run.redemption_id)?;
         let done = sqlx::query(
             "UPDATE coupon SET status = $3, total_minor = $4, recorded_at_us = $5 \
              WHERE instrument_id = $1 AND number = $2 AND status = 7",

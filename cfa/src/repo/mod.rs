@@ -173,6 +173,14 @@ fn damaged(column: &str) -> Error {
     Error::Damaged(column.to_owned())
 }
 
+/// Refuses a row that violates an invariant, before a write and after a read.
+fn refuse(contradiction: Option<&'static str>, id: &str) -> Result<(), Error> {
+    match contradiction {
+        None => Ok(()),
+        Some(what) => Err(damaged(&format!("{what}: {id}"))),
+    }
+}
+
 fn decimal(row: &SqliteRow, column: &str) -> Result<Decimal, Error> {
     row.try_get::<String, _>(column)?
         .parse()

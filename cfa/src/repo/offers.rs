@@ -4,7 +4,7 @@ use events::Tx;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
 
-use super::{Repo, code};
+use super::{Repo, code, refuse};
 use crate::error::Error;
 use crate::model::{Offer, OfferLimit, OfferSide, OfferStatus, Operation};
 
@@ -75,13 +75,14 @@ impl Repo {
     ///
     /// # Errors
     /// `InstrumentNotActive` for a MATURED or REDEEMED issue; the refusals of
-    /// `require_placeable_in_tx`.
+    /// `require_placeable_in_tx`; `Damaged` for an offer that violates an invariant.
     pub async fn insert_offer(
         &self,
         new: &Offer,
         user_max: i64,
         issue_max: Option<i64>,
     ) -> Result<OfferInsert, Error> {
+        refuse(new.contradiction(), &new.offer_id)?;
         let mut tx = self.begin().await?;
         let done = sqlx::query(
             "INSERT INTO offer (offer_id, side, instrument_id, user_id, units_minor, \
@@ -153,6 +154,9 @@ impl Repo {
 
     /// Stores the status, and whether a step is left. The end of an offer ends its reservation of
     /// limits. False if the stored status is not `before`.
+    ///
+    /// # Errors
+    /// `Damaged` for an offer that violates an invariant.
     pub async fn save_offer_in_tx(
         &self,
         tx: &mut Tx,
@@ -160,6 +164,7 @@ impl Repo {
         before: OfferStatus,
         has_step: bool,
     ) -> Result<bool, Error> {
+        refuse(offer.contradiction(), &offer.offer_id)?;
         let done = sqlx::query(
             "UPDATE offer SET status = $2, step = $3, updated_at_us = $4, limit_state = \
                 CASE WHEN limit_state = 1 AND $2 IN (4, 5, 6) THEN 3 ELSE limit_state END
@@ -396,7 +401,7 @@ impl Repo {
 }
 
 pub(super) fn decode(row: &SqliteRow) -> Result<Offer, Error> {
-    Ok(Offer {
+    let offer = Offer {
         offer_id: row.try_get("offer_id")?,
         side: code(row, "side", OfferSide::from_code)?,
         instrument_id: row.try_get("instrument_id")?,
@@ -415,5 +420,124 @@ pub(super) fn decode(row: &SqliteRow) -> Result<Offer, Error> {
         allotted_minor: row.try_get("allotted_minor")?,
         allotted_payment_minor: row.try_get("allotted_payment_minor")?,
         allotted_number: row.try_get("allotted_number")?,
-    })
+    };
+    refuse(offer.contradiction(), &offer.offer_id)?;
+    Ok(offer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer() -> Offer {
+        Offer {
+            offer_id: "o-1".into(),
+            side: OfferSide::Buy,
+            instrument_id: "BOND-1".into(),
+            user_id: "alice".into(),
+            units_minor: 10,
+            payment_minor: 1_000,
+            status: OfferStatus::Pending,
+            operation_id: String::new(),
+            idempotency_key: "k".into(),
+            correlation_id: "c".into(),
+            expires_at_us: 9,
+            created_at_us: 1,
+            updated_at_us: 1,
+            in_placement: false,
+            limit: OfferLimit::Reserved,
+            allotted_minor: 0,
+            allotted_payment_minor: 0,
+            allotted_number: 0,
+        }
+    }
+
+    fn allotted() -> Offer {
+        Offer {
+            status: OfferStatus::Used,
+            allotted_minor: 5,
+            allotted_payment_minor: 500,
+            allotted_number: 1,
+            ..offer()
+        }
+    }
+
+    #[test]
+    fn d46_violated_invariants_of_an_offer_are_detected() {
+        let of = |base: Offer, change: fn(&mut Offer)| {
+            let mut offer = base;
+            change(&mut offer);
+            offer.contradiction()
+        };
+        let use_it = |o: &mut Offer| {
+            o.status = OfferStatus::Used;
+            o.operation_id = "op".into();
+        };
+        assert_eq!(of(offer(), |_| {}), None);
+        assert_eq!(of(offer(), use_it), None);
+        assert_eq!(of(allotted(), |_| {}), None);
+        assert_eq!(of(allotted(), use_it), None);
+        // Without an allotment, and with one whose delivery failed.
+        let end = |o: &mut Offer| o.status = OfferStatus::NotAllotted;
+        assert_eq!(of(offer(), end), None);
+        assert_eq!(of(allotted(), end), None);
+        let nothing = Some("an offer of nothing, or for nothing");
+        assert_eq!(of(offer(), |o| o.units_minor = 0), nothing);
+        assert_eq!(of(offer(), |o| o.payment_minor = -1), nothing);
+        let unfit = Some("an allotment that does not fit its offer");
+        assert_eq!(of(allotted(), |o| o.allotted_minor = 11), unfit);
+        assert_eq!(of(allotted(), |o| o.allotted_payment_minor = 1_001), unfit);
+        assert_eq!(of(allotted(), |o| o.allotted_payment_minor = 0), unfit);
+        assert_eq!(of(allotted(), |o| o.allotted_number = 0), unfit);
+        let sale = of(offer(), |o| o.side = OfferSide::Sell);
+        assert_eq!(sale, Some("a sale with an allotment or a limit"));
+        let unused = Some("an operation or allotment of an offer that is not used");
+        let cancelled = of(offer(), |o| {
+            o.status = OfferStatus::Cancelled;
+            o.operation_id = "op".into();
+        });
+        assert_eq!(cancelled, unused);
+        assert_eq!(of(allotted(), |o| o.status = OfferStatus::Active), unused);
+        let alone = of(offer(), |o| o.status = OfferStatus::Used);
+        assert_eq!(alone, Some("a used offer without its operation"));
+    }
+
+    #[tokio::test]
+    async fn d46_a_contradicting_offer_is_neither_written_nor_read() {
+        let folder = tempfile::tempdir().expect("folder");
+        let repo = Repo::open(&folder.path().join("cfa.sqlite")).await;
+        let repo = repo.expect("store");
+        let whole = offer();
+        let free = Offer {
+            payment_minor: 0,
+            ..whole.clone()
+        };
+        let refused = repo.insert_offer(&free, 9, None).await;
+        assert!(matches!(refused, Err(Error::Damaged(_))), "{refused:?}");
+        let stored = repo.insert_offer(&whole, 9, None).await;
+        assert_eq!(stored.expect("stored"), OfferInsert::Stored);
+
+        let unused = Offer {
+            status: OfferStatus::Used,
+            ..whole.clone()
+        };
+        let mut tx = repo.begin().await.expect("transaction");
+        let refused = repo
+            .save_offer_in_tx(&mut tx, &unused, whole.status, false)
+            .await;
+        assert!(matches!(refused, Err(Error::Damaged(_))), "{refused:?}");
+        drop(tx);
+        let stored = repo.offer("o-1").await.expect("read");
+        assert_eq!(stored, Some(whole));
+
+        // A file that was changed past the service.
+        let mut tx = repo.begin().await.expect("transaction");
+        let done = sqlx::query("UPDATE offer SET operation_id = 'op'")
+            .execute(&mut *tx)
+            .await;
+        done.expect("changed");
+        tx.commit().await.expect("committed");
+        let damaged = repo.offer("o-1").await;
+        assert!(matches!(damaged, Err(Error::Damaged(_))), "{damaged:?}");
+    }
 }

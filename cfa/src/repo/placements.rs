@@ -226,7 +226,7 @@ impl Repo {
     /// Stores allotments. Their subscriptions are used: they can neither be cancelled nor expire.
     ///
     /// # Errors
-    /// `Damaged` if one of the subscriptions is not active.
+    /// `Damaged` if one of the subscriptions is not active, or asks for less than its allotment.
     pub async fn allot_in_tx(
         &self,
         tx: &mut Tx,
@@ -252,14 +252,19 @@ impl Repo {
                     allotted_minor = row.value ->> 1, allotted_payment_minor = row.value ->> 2, \
                     allotted_number = row.value ->> 3
                  FROM json_each($1) AS row
-                 WHERE offer.offer_id = row.value ->> 0 AND offer.status = 2",
+                 WHERE offer.offer_id = row.value ->> 0 AND offer.status = 2
+                   AND (row.value ->> 1) BETWEEN 1 AND offer.units_minor
+                   AND (row.value ->> 2) BETWEEN 1 AND offer.payment_minor
+                   AND (row.value ->> 3) > 0",
             )
             .bind(values)
             .bind(now_us)
             .execute(&mut **tx)
             .await?;
             if done.rows_affected() != rows.len() as u64 {
-                return Err(Error::Damaged("allotment of an inactive offer".into()));
+                return Err(Error::Damaged(
+                    "allotment of an inactive offer, or beyond it".into(),
+                ));
             }
         }
         Ok(())

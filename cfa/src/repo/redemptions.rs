@@ -4,7 +4,7 @@ use events::{MultiRow, Script, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::{Repo, code};
+use super::{Repo, code, refuse};
 use crate::error::Error;
 use crate::model::{IssueRedemption, RedemptionLine, RedemptionReason, RedemptionStatus};
 
@@ -27,6 +27,7 @@ impl Repo {
                 .fetch_all(self.db.read())
                 .await?;
         redemption.lines = rows.iter().map(decode_line).collect();
+        refuse(redemption.contradiction(), redemption_id)?;
         Ok(Some(redemption))
     }
 
@@ -111,11 +112,15 @@ impl Repo {
     }
 
     /// Stores a redemption with its lines; false if the issue has one already.
+    ///
+    /// # Errors
+    /// `Damaged` for lines that violate an invariant.
     pub async fn insert_redemption_in_tx(
         &self,
         tx: &mut Tx,
         redemption: &IssueRedemption,
     ) -> Result<bool, Error> {
+        refuse(redemption.contradiction(), &redemption.redemption_id)?;
         let done = sqlx::query(
             "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, \
                 record_date_us, total_minor, parts_done, tx_hash,
@@ -224,4 +229,70 @@ fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {
         created_at_us: row.try_get("created_at_us")?,
         finalized_at_us: row.try_get("finalized_at_us")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(user_id: &str, units_minor: i64, payment_minor: i64) -> RedemptionLine {
+        RedemptionLine {
+            user_id: user_id.into(),
+            address: format!("0x{user_id}"),
+            units_minor,
+            payment_minor,
+        }
+    }
+
+    fn redemption(total_minor: i64, lines: Vec<RedemptionLine>) -> IssueRedemption {
+        IssueRedemption {
+            redemption_id: "r-1".into(),
+            instrument_id: "BOND-1".into(),
+            reason: RedemptionReason::Maturity,
+            status: RedemptionStatus::Snapshot,
+            record_date_us: 1,
+            total_minor,
+            lines,
+            parts_done: 0,
+            attempt: 0,
+            coupon_number: 0,
+            tx_hash: None,
+            idempotency_key: "k".into(),
+            created_at_us: 2,
+            finalized_at_us: None,
+        }
+    }
+
+    // rows: R098
+    #[tokio::test]
+    async fn r098_contradicting_lines_are_neither_written_nor_read() {
+        let folder = tempfile::tempdir().expect("folder");
+        let repo = Repo::open(&folder.path().join("cfa.sqlite")).await;
+        let repo = repo.expect("store");
+        for refused in [
+            redemption(1_500, vec![line("alice", 9, 1_000)]),
+            redemption(0, vec![line("alice", 9, 1_000), line("bob", 1, -1_000)]),
+            redemption(1_000, vec![line("alice", 9, 1_000), line("bob", 0, 0)]),
+        ] {
+            let mut tx = repo.begin().await.expect("transaction");
+            let inserted = repo.insert_redemption_in_tx(&mut tx, &refused).await;
+            assert!(matches!(inserted, Err(Error::Damaged(_))), "{inserted:?}");
+        }
+        // A payment that rounds to zero is legal.
+        let whole = redemption(1_000, vec![line("alice", 9, 1_000), line("bob", 1, 0)]);
+        let mut tx = repo.begin().await.expect("transaction");
+        let inserted = repo.insert_redemption_in_tx(&mut tx, &whole).await;
+        assert!(inserted.expect("inserted"));
+        tx.commit().await.expect("committed");
+        assert_eq!(repo.redemption("r-1").await.expect("read"), Some(whole));
+
+        // A file that was changed past the service.
+        let mut tx = repo.begin().await.expect("transaction");
+        let raised = "UPDATE redemption_line SET payment_minor = payment_minor + 1";
+        let done = sqlx::query(raised).execute(&mut *tx).await;
+        done.expect("changed");
+        tx.commit().await.expect("committed");
+        let damaged = repo.redemption("r-1").await;
+        assert!(matches!(damaged, Err(Error::Damaged(_))), "{damaged:?}");
+    }
 }

@@ -321,8 +321,12 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     for (status, is_failing) in [(4, true), (3, false)] {
         world.stop().await;
         let damage = match status {
-            4 => "UPDATE offer SET status = 4, step = 1 WHERE offer_id = $1",
-            _ => "UPDATE offer SET status = 3, step = 0 WHERE offer_id = $1",
+            4 => "UPDATE offer SET status = 4, step = 1, operation_id = '' WHERE offer_id = $1",
+            _ => {
+                "UPDATE offer SET status = 3, step = 0, operation_id = (SELECT operation_id \
+                 FROM operation WHERE flow = 3 ORDER BY created_at_us DESC LIMIT 1) \
+                 WHERE offer_id = $1"
+            }
         };
         alter_store_by(folder.path(), damage, &[&id]).await;
         world = World::start(folder.path()).await;

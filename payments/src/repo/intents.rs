@@ -2,14 +2,14 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, page_query, parse_name};
+use super::{Filter, PageBound, check_read, check_write, page_query, parse_name};
 use rail::Rub;
 use types::PaymentStatus;
 
-use crate::intent::Intent;
+use crate::intent::{Intent, late_contradiction};
 
 fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
-    Ok(Intent {
+    let intent = Intent {
         payment_id: row.try_get("payment_id")?,
         user_id: row.try_get("user_id")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
@@ -23,16 +23,22 @@ fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
         created_at_us: row.try_get("created_at_us")?,
         expires_at_us: row.try_get("expires_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
-    })
+    };
+    check_read(intent.contradiction(), &intent.payment_id)?;
+    Ok(intent)
 }
 
 /// Inserts an intent, which is polled if it is pending. Returns false if the user's key exists: a
 /// concurrent call was first.
+///
+/// # Errors
+/// The intent violates an invariant; nothing is written.
 pub async fn insert_in_tx(
     tx: &mut SqliteConnection,
     intent: &Intent,
     next_poll_at_us: i64,
 ) -> sqlx::Result<bool> {
+    check_write(intent.contradiction(), &intent.payment_id)?;
     let done = sqlx::query(
         "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, \
          qr_payload, idempotency_key, correlation_id, next_poll_at_us, created_at_us, \
@@ -98,6 +104,9 @@ pub async fn list(
 }
 
 /// Stores a status transition. A successful or refunded intent is not polled any more.
+///
+/// # Errors
+/// The transition violates an invariant of the intent; nothing is written.
 pub async fn set_status_in_tx(
     tx: &mut SqliteConnection,
     payment_id: &str,
@@ -105,6 +114,7 @@ pub async fn set_status_in_tx(
     late: bool,
     now_us: i64,
 ) -> sqlx::Result<()> {
+    check_write(late_contradiction(status, late), payment_id)?;
     let is_final = matches!(status, PaymentStatus::Success | PaymentStatus::Refunded);
     sqlx::query(
         "UPDATE intents SET status = $2, late = late OR $3, updated_at_us = $4, \
@@ -208,4 +218,65 @@ pub async fn any_before(db: impl SqliteExecutor<'_>, time_us: i64) -> sqlx::Resu
         .bind(time_us)
         .fetch_one(db)
         .await
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Connection;
+
+    use super::*;
+    use crate::intent::PaymentMethod;
+
+    const SCHEMA: [&str; 2] = [
+        include_str!("../../migrations/sqlite/0001_payments.sql"),
+        include_str!("../../migrations/sqlite/0007_receipts.sql"),
+    ];
+
+    #[tokio::test]
+    async fn a_contradicting_intent_is_neither_written_nor_read() {
+        let mut db = SqliteConnection::connect(":memory:").await.unwrap();
+        for sql in SCHEMA {
+            sqlx::raw_sql(sql).execute(&mut db).await.unwrap();
+        }
+        let whole = Intent {
+            payment_id: "p".into(),
+            user_id: "u".into(),
+            amount: Rub::from_kopecks(1_000),
+            method: PaymentMethod::SbpQr,
+            status: PaymentStatus::Pending,
+            payment_url: "url".into(),
+            qr_payload: String::new(),
+            idempotency_key: "k".into(),
+            correlation_id: "c".into(),
+            late: false,
+            created_at_us: 1,
+            expires_at_us: 2,
+            updated_at_us: 1,
+        };
+        let late = Intent {
+            late: true,
+            ..whole.clone()
+        };
+        let free = Intent {
+            amount: Rub::ZERO,
+            ..whole.clone()
+        };
+        for intent in [&late, &free] {
+            let refused = insert_in_tx(&mut db, intent, 9).await;
+            assert!(matches!(refused, Err(sqlx::Error::Encode(_))), "{intent:?}");
+        }
+        assert_eq!(get(&mut db, "p").await.unwrap(), None);
+        assert!(insert_in_tx(&mut db, &whole, 9).await.unwrap());
+        let refused = set_status_in_tx(&mut db, "p", PaymentStatus::Failed, true, 3).await;
+        assert!(matches!(refused, Err(sqlx::Error::Encode(_))));
+        assert_eq!(get(&mut db, "p").await.unwrap(), Some(whole));
+
+        let damage = "UPDATE intents SET late = TRUE WHERE payment_id = 'p'";
+        sqlx::raw_sql(damage).execute(&mut db).await.unwrap();
+        let damaged = get(&mut db, "p").await;
+        assert!(matches!(damaged, Err(sqlx::Error::Decode(_))));
+        let paid = set_status_in_tx(&mut db, "p", PaymentStatus::Success, true, 4).await;
+        paid.unwrap();
+        assert!(get(&mut db, "p").await.unwrap().unwrap().late);
+    }
 }

@@ -61,6 +61,22 @@ fn page_query(
     query
 }
 
+/// Refuses to write a row that violates an invariant.
+fn check_write(contradiction: Option<&'static str>, id: &str) -> sqlx::Result<()> {
+    match contradiction {
+        None => Ok(()),
+        Some(what) => Err(sqlx::Error::Encode(format!("{what}: {id}").into())),
+    }
+}
+
+/// Refuses a row that was read and violates an invariant.
+fn check_read(contradiction: Option<&'static str>, id: &str) -> sqlx::Result<()> {
+    match contradiction {
+        None => Ok(()),
+        Some(what) => Err(sqlx::Error::Decode(format!("{what}: {id}").into())),
+    }
+}
+
 /// Parses a column that contains the name of an enum value.
 fn parse_name<T: FromStr<Err = TextError>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;

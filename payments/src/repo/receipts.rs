@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Filter, PageBound, page_query, parse_name};
+use super::{Filter, PageBound, check_read, check_write, page_query, parse_name};
 use rail::{Rub, RubError};
 
 use crate::receipt::{Receipt, ReceiptStatus};
@@ -34,7 +34,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
     let reason: Option<String> = row.try_get("reason")?;
     let unmatched = reason.map(|reason| reason.parse()).transpose();
     let status: ReceiptStatus = parse_name(row, "status")?;
-    Ok(Receipt {
+    let receipt = Receipt {
         receipt_id: row.try_get("receipt_id")?,
         bank_id: row.try_get("bank_id")?,
         transaction_id: row.try_get("transaction_id")?,
@@ -49,7 +49,13 @@ fn read(row: &SqliteRow) -> sqlx::Result<Receipt> {
         is_refunded: status == ReceiptStatus::Refunded,
         created_at_us: row.try_get("created_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
-    })
+    };
+    let is_other = receipt.status() != status;
+    let found = receipt
+        .contradiction()
+        .or(is_other.then_some("receipt status does not match its reason"));
+    check_read(found, &receipt.receipt_id)?;
+    Ok(receipt)
 }
 
 /// Finds the stored receipt that a report of a payment is about.
@@ -96,7 +102,11 @@ pub async fn of_report_in_tx(
 }
 
 /// Inserts a receipt, or updates the columns that a later report changes.
+///
+/// # Errors
+/// The receipt violates an invariant; nothing is written.
 pub async fn save_in_tx(tx: &mut SqliteConnection, receipt: &Receipt) -> sqlx::Result<()> {
+    check_write(receipt.contradiction(), &receipt.receipt_id)?;
     sqlx::query(
         "INSERT INTO receipts (receipt_id, bank_id, transaction_id, payment_id, amount_minor, status, \
          reason, created_at_us, updated_at_us, assigned_payment_id, refund_payout_id) \
@@ -275,5 +285,52 @@ mod tests {
         let differs = Some((2_900, Some(UnmatchedReason::AmountDiffers)));
         assert_eq!(reported(Some("t"), "open", 3_000).await, differs);
         assert_eq!(reported(None, "gone", 4_000).await, None);
+    }
+
+    // rows: R120
+    #[tokio::test]
+    async fn r120_a_contradicting_receipt_is_neither_written_nor_read() {
+        let mut db = SqliteConnection::connect(":memory:").await.unwrap();
+        for sql in EARLIER.into_iter().chain([RECEIPTS, RESOLVED]) {
+            sqlx::raw_sql(sql).execute(&mut db).await.unwrap();
+        }
+        let open = Receipt {
+            receipt_id: "r".into(),
+            bank_id: "bank".into(),
+            transaction_id: Some("t".into()),
+            payment_id: "p".into(),
+            amount: Rub::from_kopecks(1_000),
+            unmatched: Some(UnmatchedReason::SecondPayment),
+            assigned: None,
+            refund: None,
+            is_refunded: false,
+            created_at_us: 1,
+            updated_at_us: 1,
+        };
+        let assigned = Receipt {
+            assigned: Some("p2".into()),
+            ..open.clone()
+        };
+        let refused = save_in_tx(&mut db, &assigned).await;
+        assert!(matches!(refused, Err(sqlx::Error::Encode(_))));
+        assert_eq!(get(&mut db, "r").await.unwrap(), None);
+        save_in_tx(&mut db, &open).await.unwrap();
+        assert_eq!(get(&mut db, "r").await.unwrap(), Some(open.clone()));
+
+        // A file that was changed past the service.
+        let unchecked = "PRAGMA ignore_check_constraints = ON";
+        sqlx::raw_sql(unchecked).execute(&mut db).await.unwrap();
+        for damage in [
+            "UPDATE receipts SET amount_minor = 0",
+            "UPDATE receipts SET status = 'REFUNDED'",
+            "UPDATE receipts SET status = 'MATCHED'",
+            "UPDATE receipts SET assigned_payment_id = 'p2'",
+            "UPDATE receipts SET reason = NULL, refund_payout_id = 'po'",
+        ] {
+            save_in_tx(&mut db, &open).await.unwrap();
+            sqlx::raw_sql(damage).execute(&mut db).await.unwrap();
+            let damaged = get(&mut db, "r").await;
+            assert!(matches!(damaged, Err(sqlx::Error::Decode(_))), "{damage}");
+        }
     }
 }
