@@ -330,7 +330,9 @@ async fn maturity(scenario: &mut Scenario, parties: &Participants) -> anyhow::Re
     scenario
         .balance_is(&parties.alice, &parties.bond, "0")
         .await?;
-    scenario.balance_is(&parties.bob, &parties.bond, "0").await?;
+    scenario
+        .balance_is(&parties.bob, &parties.bond, "0")
+        .await?;
     scenario.step(
         "The bond matured: 21000.00 CFA-RUB from the issuer to the holders, all bonds burned",
         &[("redemption_id", &redemption_id)],
