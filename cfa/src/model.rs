@@ -524,7 +524,7 @@ impl Offer {
         let is_sale = self.side == OfferSide::Sell;
         [
             (
-                "an offer of nothing, or for nothing",
+                "units or payment of an offer not positive",
                 self.units_minor <= 0 || self.payment_minor <= 0,
             ),
             (
@@ -745,6 +745,14 @@ pub struct RedemptionLine {
     pub payment_minor: i64,
 }
 
+impl RedemptionLine {
+    /// A violated invariant: an error before a write and after a read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let is_wrong = self.units_minor <= 0 || self.payment_minor < 0;
+        is_wrong.then_some("a line without units, or with a negative payment")
+    }
+}
+
 /// Redemption of a whole issue (specification 1.5), or the payment of one of its coupons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssueRedemption {
@@ -775,9 +783,8 @@ impl IssueRedemption {
 
     /// A violated invariant of its lines: an error before a write and after a read.
     pub fn contradiction(&self) -> Option<&'static str> {
-        let is_wrong = |line: &RedemptionLine| line.units_minor <= 0 || line.payment_minor < 0;
-        if self.lines.iter().any(is_wrong) {
-            return Some("a line without units, or with a negative payment");
+        if let Some(what) = self.lines.iter().find_map(RedemptionLine::contradiction) {
+            return Some(what);
         }
         let payments = self.lines.iter().map(|line| i128::from(line.payment_minor));
         let is_other = payments.sum::<i128>() != i128::from(self.total_minor);

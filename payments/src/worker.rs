@@ -24,9 +24,10 @@ use crate::{
 /// Maximum rows per read. More than [`STEPS_MAX`], because rows of running steps are among them.
 const BATCH: i64 = 64;
 /// Maximum payouts that are ordered or polled in parallel. More than one, so that a bank response
-/// that takes the whole timeout delays only its payout. Few, so that the payouts of an outage do
-/// not arrive at the bank all at once.
-const STEPS_MAX: usize = 8;
+/// that takes the whole timeout does not delay the others. Fewer than the failures in a row after
+/// which no call is sent to the bank (`breaker_failures`, 5): orders that time out together must not
+/// stop deposits.
+const STEPS_MAX: usize = 4;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
 /// Shortest sleep after work, so that a row that stays due does not spin.

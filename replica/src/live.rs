@@ -295,6 +295,11 @@ impl Replica {
         }
     }
 
+    /// True once the replica has ended; its state then stays as it is.
+    pub fn has_ended(&self) -> bool {
+        self.shared.hub().check_running().is_err()
+    }
+
     /// Reads the effects of a recent record. `None` before it is applied, and when it is no longer
     /// in memory.
     pub fn effects<T>(&self, sequence: Sequence, read: impl FnOnce(&Applied) -> T) -> Option<T> {

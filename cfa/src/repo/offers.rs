@@ -481,7 +481,7 @@ mod tests {
         let end = |o: &mut Offer| o.status = OfferStatus::NotAllotted;
         assert_eq!(of(offer(), end), None);
         assert_eq!(of(allotted(), end), None);
-        let nothing = Some("an offer of nothing, or for nothing");
+        let nothing = Some("units or payment of an offer not positive");
         assert_eq!(of(offer(), |o| o.units_minor = 0), nothing);
         assert_eq!(of(offer(), |o| o.payment_minor = -1), nothing);
         let unfit = Some("an allotment that does not fit its offer");

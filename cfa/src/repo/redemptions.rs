@@ -71,7 +71,7 @@ impl Repo {
         .bind(limit)
         .fetch_all(self.db.read())
         .await?;
-        Ok(rows.iter().map(placed_line).collect())
+        rows.iter().map(placed_line).collect()
     }
 
     /// Like [`Repo::redemption_lines`], of one holder.
@@ -93,7 +93,7 @@ impl Repo {
         .bind(limit)
         .fetch_all(self.db.read())
         .await?;
-        Ok(rows.iter().map(placed_line).collect())
+        rows.iter().map(placed_line).collect()
     }
 
     pub async fn open_redemption_ids(&self) -> Result<Vec<String>, Error> {
@@ -208,8 +208,10 @@ fn decode_line(row: &SqliteRow) -> RedemptionLine {
     }
 }
 
-fn placed_line(row: &SqliteRow) -> (i64, RedemptionLine) {
-    (row.get("position"), decode_line(row))
+fn placed_line(row: &SqliteRow) -> Result<(i64, RedemptionLine), Error> {
+    let (position, line) = (row.get("position"), decode_line(row));
+    refuse(line.contradiction(), &format!("line {position}"))?;
+    Ok((position, line))
 }
 
 fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {

@@ -343,7 +343,18 @@ impl Service {
     }
 
     /// Ends expired offers, then makes the holds and releases that are left.
+    /// Health reports an offer that cannot be read.
     pub(super) async fn sweep_offers(&self, before_us: i64) -> Result<(), Error> {
+        let swept = self.sweep_readable_offers(before_us).await;
+        if let Err(Error::Damaged(what)) = &swept {
+            for side in OfferSide::ALL {
+                self.health.set(side.health_part(), Some(what));
+            }
+        }
+        swept
+    }
+
+    async fn sweep_readable_offers(&self, before_us: i64) -> Result<(), Error> {
         let expired = self.repo.expired_offers(self.now_us(), SWEEP_MAX);
         for offer in expired.await? {
             let id = &offer.offer_id;

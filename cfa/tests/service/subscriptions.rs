@@ -318,16 +318,25 @@ async fn d46_health_names_a_subscription_whose_money_cannot_be_released() {
     world.settle(&issued).await;
     world.resume_operations().await;
     assert!(world.service.health.failing().is_empty());
-    for (status, is_failing) in [(4, true), (3, false)] {
+    let damages = [
+        // A contradiction: the sweep cannot read the offer.
+        (
+            "UPDATE offer SET status = 4, step = 1 WHERE offer_id = $1",
+            true,
+        ),
+        (
+            "UPDATE offer SET operation_id = '' WHERE offer_id = $1",
+            true,
+        ),
+        (
+            "UPDATE offer SET status = 3, step = 0, operation_id = (SELECT operation_id \
+             FROM operation WHERE flow = 3 ORDER BY created_at_us DESC LIMIT 1) \
+             WHERE offer_id = $1",
+            false,
+        ),
+    ];
+    for (damage, is_failing) in damages {
         world.stop().await;
-        let damage = match status {
-            4 => "UPDATE offer SET status = 4, step = 1, operation_id = '' WHERE offer_id = $1",
-            _ => {
-                "UPDATE offer SET status = 3, step = 0, operation_id = (SELECT operation_id \
-                 FROM operation WHERE flow = 3 ORDER BY created_at_us DESC LIMIT 1) \
-                 WHERE offer_id = $1"
-            }
-        };
         alter_store_by(folder.path(), damage, &[&id]).await;
         world = World::start(folder.path()).await;
         world.resume_operations().await;

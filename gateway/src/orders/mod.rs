@@ -78,14 +78,14 @@ impl<T> Answered<T> {
 /// lags (R178).
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     let id = parse_order_id(order_id)?;
-    let open = market.query(|state| state.open_order(id)).await?;
+    let open = market.query(|state| state.open_order(id)).await;
     row_or_stored(market, order_id, open).await
 }
 
 /// As [`find`], for a call that changes something: waits longer for the replica.
 async fn find_for_write(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     let id = parse_order_id(order_id)?;
-    let open = market.state(|state| state.open_order(id)).await?;
+    let open = market.state(|state| state.open_order(id)).await;
     row_or_stored(market, order_id, open).await
 }
 
@@ -94,8 +94,13 @@ async fn find_for_write(market: &Market, order_id: &str) -> Result<OrderRow, Sta
 async fn row_or_stored(
     market: &Market,
     order_id: &str,
-    open: Option<(Order, Option<u64>)>,
+    open: Result<Option<(Order, Option<u64>)>, Status>,
 ) -> Result<OrderRow, Status> {
+    let open = match open {
+        // The history may be complete.
+        Err(_) if market.replica.has_ended() => None,
+        open => open?,
+    };
     if let Some((order, Some(updated_ns))) = open {
         return replica_rows::row(market, &order, updated_ns, "", None).await;
     }

@@ -75,7 +75,7 @@ pub async fn order_after(
         return row(market, &order, updated_ns, reason, client_order_id).await;
     }
     let position = market.replica.position();
-    if position < sequence {
+    if position < sequence && !market.replica.has_ended() {
         return Err(refusal::replica_behind(sequence.get() - position.get()));
     }
     market.await_history(sequence).await?;

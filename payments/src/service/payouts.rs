@@ -593,7 +593,14 @@ impl Gateway {
             .filter(|payout| !payout.bank_transfer_id.is_empty())
         {
             let _one_at_a_time = self.stepping.lock(payout.payout_id.as_str()).await;
-            match self.poll_payout(payout).await {
+            // The worker may have ended it while this waited.
+            let Some(payout) = payouts::get(self.db.read(), &payout.payout_id).await? else {
+                continue;
+            };
+            if !payout.is_open() {
+                continue;
+            }
+            match self.poll_payout(&payout).await {
                 Ok(()) => {}
                 Err(fault) if fault.is_bank_unavailable() => return Err(fault),
                 Err(fault) => {
