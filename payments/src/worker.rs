@@ -25,8 +25,8 @@ use crate::{
 const BATCH: i64 = 64;
 /// Maximum payouts that are ordered or polled in parallel. More than one, so that a bank response
 /// that takes the whole timeout does not delay the others. Fewer than the failures in a row after
-/// which no call is sent to the bank (`breaker_failures`, 5): orders that time out together must not
-/// stop deposits.
+/// which no call is sent to the bank (`breaker_failures`, 5): orders that time out together must
+/// not stop deposits.
 const STEPS_MAX: usize = 4;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
