@@ -4,9 +4,10 @@
 BEGIN;
 SET LOCAL session_replication_role = replica;
 
--- The failed ones are few and the oldest: a list of them by time would read all rows. A quarter is
--- pending and a quarter approved, neither due before the year 2096. A person of the test has
--- requested a quarter, another has decided a quarter.
+-- The failed ones are few and the oldest: a list of them by time would read all rows. One of a
+-- hundred is pending, since the open requests of a person are bounded and expire. A quarter is
+-- approved. None of both is due before the year 2096. A person of the test has requested a quarter,
+-- another has decided a quarter.
 INSERT INTO approvals (approval_id, method, request, hash, reason, document, requester, request_key,
     request_digest, status, decider, decision_key, decision_digest, decision_reason, attempts,
     next_attempt_at_us, execute_by_us, result_code, result_text, correlation_id, created_at_us,
@@ -17,7 +18,7 @@ SELECT 'f' || n, 'filled', ''::bytea, '', 'filled', '', CASE n % 4 WHEN 2 THEN '
     CASE status WHEN 'PENDING' THEN '' ELSE 'fd' || n END, 0, '', 0, 4000000000000000 + n,
     4100000000000000, 0, '', '', 1700000000000000 + n, 4000000000000000 + n, 0, 0
 FROM (
-    SELECT n, CASE WHEN n <= 100 THEN 'FAILED' WHEN n % 4 = 0 THEN 'PENDING'
+    SELECT n, CASE WHEN n <= 100 THEN 'FAILED' WHEN n % 100 = 0 THEN 'PENDING'
         WHEN n % 4 = 1 THEN 'APPROVED' ELSE 'EXECUTED' END AS status
     FROM generate_series(1, 40000) n
 ) f;
