@@ -21,6 +21,11 @@ use crate::config::Config;
 /// # Errors
 /// A service does not answer.
 pub async fn take(target: &Target) -> anyhow::Result<Proof> {
+    take_within(target, ProofOptions::default().settling_wait).await
+}
+
+/// [`take`] with a limit of the wait for operations that await the chain.
+async fn take_within(target: &Target, settling_wait: Duration) -> anyhow::Result<Proof> {
     let channel =
         |credential| Channel::remote(&target.url, credential).context("address of the platform");
     let deps = ProofDeps {
@@ -32,6 +37,7 @@ pub async fn take(target: &Target) -> anyhow::Result<Proof> {
     let display = Arc::new(Display::new());
     let shown = display.clone();
     let options = ProofOptions {
+        settling_wait,
         progress: Arc::new(move |progress| shown.show(progress)),
         ..ProofOptions::default()
     };
@@ -72,9 +78,15 @@ impl Display {
             Progress::Repeats {
                 reading,
                 differences,
+                is_settling,
             } => self.bar.suspend(|| {
+                let why = if is_settling {
+                    " while operations await the chain"
+                } else {
+                    ""
+                };
                 eprintln!(
-                    "reading {reading}: {differences} unexplained differences, reading again"
+                    "reading {reading}: {differences} unexplained differences{why}, reading again"
                 );
             }),
         }
@@ -90,6 +102,9 @@ fn is_due(next: &Mutex<Instant>, now: Instant) -> bool {
     }
     is_due
 }
+
+/// Seconds that `proof` waits for operations that await the chain.
+pub const WAIT_S: u64 = 30;
 
 /// Maximum differences in the printed table; `--json` prints all of them.
 const LINES_MAX: usize = 20;
@@ -125,7 +140,8 @@ pub async fn run(
     if let Some(check) = check.as_ref().filter(|_| !json) {
         print!("{check}");
     }
-    let proof = take(target).await?;
+    let wait = matches.get_one("wait").copied().unwrap_or(WAIT_S);
+    let proof = take_within(target, Duration::from_secs(wait)).await?;
     if json {
         let printed = Full {
             proof: &proof,
@@ -141,10 +157,14 @@ pub async fn run(
             .differences
             .iter()
             .filter(|found| found.explanation.is_none());
-        bail!(
-            "the balances differ: {} unexplained differences",
-            wrong.count()
-        );
+        let wrong = wrong.count();
+        if proof.is_settling {
+            bail!(
+                "{wrong} unexplained differences while operations await the chain: repeat with a \
+                 longer --wait, or see `platform settle status`"
+            );
+        }
+        bail!("the balances differ: {wrong} unexplained differences");
     }
     Ok(())
 }
@@ -203,6 +223,8 @@ fn text(proof: &Proof) -> String {
     }
     let verdict = if proof.ok {
         "ok: chain = ledger = bank"
+    } else if proof.is_settling {
+        "NOT ok: operations await the chain"
     } else {
         "NOT ok"
     };
@@ -265,10 +287,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_verdict_says_that_operations_await_the_chain() {
+        let mut proof = Proof {
+            ok: false,
+            readings: 3,
+            is_settling: true,
+            instruments: Vec::new(),
+            bank: None,
+            differences: vec![difference("anna", None)],
+        };
+        let verdict = |proof: &Proof| text(proof).lines().last().map(str::to_owned);
+        let settling = "NOT ok: operations await the chain, readings: 3";
+        assert_eq!(verdict(&proof).as_deref(), Some(settling));
+        proof.is_settling = false;
+        assert_eq!(verdict(&proof).as_deref(), Some("NOT ok, readings: 3"));
+        proof.ok = true;
+        assert_eq!(
+            verdict(&proof).as_deref(),
+            Some("ok: chain = ledger = bank, readings: 3")
+        );
+    }
+
     fn printed(differences: Vec<Difference>) -> String {
         text(&Proof {
             ok: differences.is_empty(),
             readings: 1,
+            is_settling: false,
             instruments: Vec::new(),
             bank: None,
             differences,

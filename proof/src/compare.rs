@@ -252,6 +252,7 @@ mod tests {
             active_holds: d("10"),
             held: d("10.00"),
             unsettled: d("0"),
+            unsettled_later: d("0"),
         }
     }
 
@@ -261,6 +262,25 @@ mod tests {
             bank: None,
         };
         judge(&reading).1
+    }
+
+    #[test]
+    fn unsettled_units_of_any_instrument_mean_that_operations_await_the_chain() {
+        let mut instruments = BTreeMap::from([("CFA-RUB".to_owned(), balanced())]);
+        let reading = |instruments: &BTreeMap<_, _>| Reading {
+            instruments: instruments.clone(),
+            bank: None,
+        };
+        assert!(!reading(&instruments).is_settling());
+        let mut issue = balanced();
+        issue.unsettled = d("1");
+        instruments.insert("ISSUE".to_owned(), issue);
+        assert!(reading(&instruments).is_settling());
+        // Posted after the sums of the instruments were read.
+        let mut issue = balanced();
+        issue.unsettled_later = d("1");
+        instruments.insert("ISSUE".to_owned(), issue);
+        assert!(reading(&instruments).is_settling());
     }
 
     #[test]

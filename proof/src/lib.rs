@@ -10,6 +10,9 @@
 //! readings are repeated, up to [`ProofOptions::readings_max`], until one has no unexplained
 //! difference. A redemption that is burned and not yet paid explains a difference up to its amount.
 //!
+//! While operations await the chain, the ledger is ahead of it. A reading at such a time says
+//! little of a difference and does not count, for at most [`ProofOptions::settling_wait`].
+//!
 //! Architecture invariants: no service's code is a dependency, so a service's fault is not repeated
 //! here. The CFA service names the holders. Their balances and the supply are read from the chain,
 //! and compared with the registry too: a holder that it does not know is missing in the sum.
@@ -19,7 +22,7 @@ mod progress;
 mod read;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_recursion::async_recursion as boxed;
 use serde::Serialize;
@@ -38,6 +41,9 @@ pub struct ProofDeps {
     pub payments: Option<rpc::Channel>,
 }
 
+/// A batch of trades is final within seconds; more is for a platform that is behind.
+const SETTLING_WAIT: Duration = Duration::from_secs(30);
+
 /// Repetition of readings.
 #[derive(Clone)]
 pub struct ProofOptions {
@@ -45,6 +51,8 @@ pub struct ProofOptions {
     pub readings_max: u32,
     /// Pause between two readings.
     pub pause_ms: u64,
+    /// How long readings do not count while operations await the chain.
+    pub settling_wait: Duration,
     /// Called at each part and each page of a reading, and before a reading is repeated.
     pub progress: Arc<dyn Fn(Progress) + Send + Sync>,
 }
@@ -54,6 +62,7 @@ impl Default for ProofOptions {
         Self {
             readings_max: 10,
             pause_ms: 500,
+            settling_wait: SETTLING_WAIT,
             progress: Arc::new(|_| {}),
         }
     }
@@ -78,6 +87,8 @@ pub struct Proof {
     pub ok: bool,
     /// Number of readings.
     pub readings: u32,
+    /// Operations awaited the chain at the last reading: its differences may be theirs.
+    pub is_settling: bool,
     pub instruments: Vec<InstrumentProof>,
     pub bank: Option<BankProof>,
     pub differences: Vec<Difference>,
@@ -89,20 +100,25 @@ pub struct Proof {
 /// The call that failed.
 #[boxed]
 pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, CallError> {
-    let mut readings = 0;
+    let begun = Instant::now();
+    // `counted`: readings while no operation awaited the chain, or after the wait for them.
+    let (mut readings, mut counted) = (0, 0);
     loop {
         readings += 1;
         let meter = progress::Meter::new(readings, &*options.progress);
         let reading = read::read(deps, &meter).await?;
+        let is_settling = reading.is_settling();
+        counted += u32::from(!is_settling || begun.elapsed() >= options.settling_wait);
         let (instruments, differences) = judge(&reading);
         let unexplained = differences
             .iter()
             .filter(|found| found.explanation.is_none());
         let unexplained = unexplained.count();
-        if unexplained == 0 || readings >= options.readings_max {
+        if unexplained == 0 || counted >= options.readings_max {
             return Ok(Proof {
                 ok: unexplained == 0,
                 readings,
+                is_settling,
                 instruments,
                 bank: reading.bank,
                 differences,
@@ -111,6 +127,7 @@ pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, Cal
         (options.progress)(Progress::Repeats {
             reading: readings,
             differences: unexplained,
+            is_settling,
         });
         tokio::time::sleep(Duration::from_millis(options.pause_ms)).await;
     }

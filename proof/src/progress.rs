@@ -54,7 +54,12 @@ pub enum Progress {
     /// A part of a reading began, or has read one more page.
     Reads(Counts),
     /// A reading has unexplained differences and is repeated.
-    Repeats { reading: u32, differences: usize },
+    Repeats {
+        reading: u32,
+        differences: usize,
+        /// Operations await the chain.
+        is_settling: bool,
+    },
 }
 
 /// Counts the rows of one reading and reports each change.

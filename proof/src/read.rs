@@ -24,6 +24,14 @@ pub struct Reading {
     pub bank: Option<BankProof>,
 }
 
+impl Reading {
+    /// True if operations awaited the chain: they are posted, and what they credit is unsettled.
+    pub fn is_settling(&self) -> bool {
+        let mut all = self.instruments.values();
+        all.any(|of| !of.unsettled.is_zero() || !of.unsettled_later.is_zero())
+    }
+}
+
 /// One instrument on both sides.
 #[derive(Clone, Debug, Default)]
 pub struct InstrumentReading {
@@ -43,6 +51,8 @@ pub struct InstrumentReading {
     pub active_holds: Decimal,
     pub held: Decimal,
     pub unsettled: Decimal,
+    /// The same, summed over the sub-accounts, which are read later.
+    pub unsettled_later: Decimal,
 }
 
 /// Reads all figures once.
@@ -118,6 +128,7 @@ async fn sub_accounts(
     let on_page = |rows: usize| meter.update(|counts| counts.ledger_holders += rows);
     let accounts = ledger.sub_accounts(context, id, &on_page).await?;
     of.held = sum(accounts.iter().map(|account| &account.held));
+    of.unsettled_later = sum(accounts.iter().map(|account| &account.unsettled));
     for account in accounts {
         if let Some(holder) = subaccount::holder(&account.subaccount_id) {
             names.insert(address(holder), holder.to_owned());

@@ -38,6 +38,30 @@ fn with_progress() -> (ProofOptions, Arc<Mutex<Vec<Progress>>>) {
     (options, seen)
 }
 
+/// Credits 0.01 to `user-0` in the ledger alone.
+async fn forge(ledger: &rpc::Channel, key: &str, unsettled: bool) {
+    LedgerServiceClient::new(ledger.clone())
+        .create_operation(ledger_wire::CreateOperationRequest {
+            context: context(key),
+            operation: Some(ledger_wire::Operation {
+                r#type: proto::common::v1::OperationType::Deposit.into(),
+                user_id: "user-0".into(),
+                awaits_chain: unsettled,
+                ..Default::default()
+            }),
+            postings: vec![ledger_wire::Posting {
+                debit_subaccount_id: "system:reserve:CFA-RUB".into(),
+                credit_subaccount_id: "user-0:CFA-RUB".into(),
+                amount: Some(to_monetary_amount_minor("CFA-RUB", 1, 2)),
+                unsettled,
+                ..Default::default()
+            }],
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+}
+
 /// Asserts that a proof without a bank reported supplies, ledger and chain
 /// holders, with counts that reach all instruments and users and never decrease within a reading.
 fn assert_progress(seen: &[Progress]) {
@@ -428,37 +452,33 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
     }
 
     // A difference is detected: the ledger has units that the chain does not know.
-    LedgerServiceClient::new(services.ledger.clone())
-        .create_operation(ledger_wire::CreateOperationRequest {
-            context: context("forged"),
-            operation: Some(ledger_wire::Operation {
-                r#type: proto::common::v1::OperationType::Deposit.into(),
-                user_id: "user-0".into(),
-                ..Default::default()
-            }),
-            postings: vec![ledger_wire::Posting {
-                debit_subaccount_id: "system:reserve:CFA-RUB".into(),
-                credit_subaccount_id: "user-0:CFA-RUB".into(),
-                amount: Some(to_monetary_amount_minor("CFA-RUB", 1, 2)),
-                ..Default::default()
-            }],
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    forge(&services.ledger, "forged", false).await;
     let impatient = ProofOptions {
         readings_max: 1,
         pause_ms: 0,
+        settling_wait: Duration::ZERO,
         ..ProofOptions::default()
     };
-    let proof = prove(&deps, impatient).await.unwrap();
-    assert!(!proof.ok);
+    let proof = prove(&deps, impatient.clone()).await.unwrap();
+    assert!(!proof.ok && !proof.is_settling);
+    assert_eq!(proof.readings, 1);
     let named: Vec<_> = proof
         .differences
         .iter()
         .map(|d| (d.holder.as_str(), d.difference.as_str()))
         .collect();
     assert_eq!(named, vec![("", "-0.01"), ("user-0", "-0.01")]);
+
+    // While a credit awaits the chain, readings do not count until the wait is over.
+    forge(&services.ledger, "unsettled", true).await;
+    let patient = ProofOptions {
+        pause_ms: 10,
+        settling_wait: Duration::from_millis(500),
+        ..impatient
+    };
+    let proof = prove(&deps, patient).await.unwrap();
+    assert!(!proof.ok && proof.is_settling);
+    assert!(proof.readings > 1, "{}", proof.readings);
 
     services.token.cancel();
     in_time("settlement's stop", settlement.stopped()).await;

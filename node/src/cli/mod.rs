@@ -160,6 +160,16 @@ fn proof_command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Also check every row of every store in the data folder of the settings"),
         )
+        .arg(
+            Arg::new("wait")
+                .long("wait")
+                .value_name("SECONDS")
+                .value_parser(value_parser!(u64))
+                .help(format!(
+                    "Time that operations which await the chain have to become final [default: {}]",
+                    proof::WAIT_S
+                )),
+        )
 }
 
 fn completions_command() -> Command {

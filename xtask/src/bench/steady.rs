@@ -14,6 +14,8 @@ const LAG_GROWTH: f64 = 1.5;
 const HISTORY_LAG_S: f64 = 1.0;
 /// Growth of resident memory from the first half of the run to the last tenth, as a factor.
 const MEMORY_GROWTH: f64 = 1.1;
+/// Time that settlement has after the run before the proof judges, in seconds.
+const DRAIN_S: &str = "600";
 /// Share of requests that may be refused.
 const REFUSED_MAX: f64 = 0.01;
 /// Share of the rate that the platform must answer.
@@ -31,7 +33,11 @@ pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
     let found = load::figures_within_bounds_then(&program, &args, |found, platform, address| {
         println!("{found}");
         let (platform, url) = (platform.to_string_lossy(), format!("http://{address}"));
-        shell::run(&shell::root(), &platform, &["--url", &url, "proof"])
+        shell::run(
+            &shell::root(),
+            &platform,
+            &["--url", &url, "proof", "--wait", DRAIN_S],
+        )
     })?;
     let missed = missed(&found, rate as f64)?;
     ensure!(missed.is_empty(), "not flat: {}", missed.join("; "));
