@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, prove};
+use ::proof::{Difference, Progress, Proof, ProofDeps, ProofOptions, SETTLING_WAIT, prove};
 use anyhow::{Context, bail};
 use clap::ArgMatches;
 use indicatif::ProgressBar;
@@ -21,7 +21,7 @@ use crate::config::Config;
 /// # Errors
 /// A service does not answer.
 pub async fn take(target: &Target) -> anyhow::Result<Proof> {
-    take_within(target, ProofOptions::default().settling_wait).await
+    take_within(target, SETTLING_WAIT).await
 }
 
 /// [`take`] with a limit of the wait for operations that await the chain.
@@ -103,9 +103,6 @@ fn is_due(next: &Mutex<Instant>, now: Instant) -> bool {
     is_due
 }
 
-/// Seconds that `proof` waits for operations that await the chain.
-pub const WAIT_S: u64 = 30;
-
 /// Maximum differences in the printed table; `--json` prints all of them.
 const LINES_MAX: usize = 20;
 
@@ -140,8 +137,8 @@ pub async fn run(
     if let Some(check) = check.as_ref().filter(|_| !json) {
         print!("{check}");
     }
-    let wait = matches.get_one("wait").copied().unwrap_or(WAIT_S);
-    let proof = take_within(target, Duration::from_secs(wait)).await?;
+    let wait = matches.get_one("wait").copied();
+    let proof = take_within(target, wait.map_or(SETTLING_WAIT, Duration::from_secs)).await?;
     if json {
         let printed = Full {
             proof: &proof,

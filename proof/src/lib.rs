@@ -10,8 +10,9 @@
 //! readings are repeated, up to [`ProofOptions::readings_max`], until one has no unexplained
 //! difference. A redemption that is burned and not yet paid explains a difference up to its amount.
 //!
-//! While operations await the chain, the ledger is ahead of it. A reading at such a time says
-//! little of a difference and does not count, for at most [`ProofOptions::settling_wait`].
+//! While trades of an instrument await the chain, the ledger is ahead of it. A reading that differs
+//! in balances of such instruments only does not count, for at most
+//! [`ProofOptions::settling_wait`].
 //!
 //! Architecture invariants: no service's code is a dependency, so a service's fault is not repeated
 //! here. The CFA service names the holders. Their balances and the supply are read from the chain,
@@ -41,8 +42,8 @@ pub struct ProofDeps {
     pub payments: Option<rpc::Channel>,
 }
 
-/// A batch of trades is final within seconds; more is for a platform that is behind.
-const SETTLING_WAIT: Duration = Duration::from_secs(30);
+/// Default of [`ProofOptions::settling_wait`]. A batch of trades is final within seconds.
+pub const SETTLING_WAIT: Duration = Duration::from_secs(30);
 
 /// Repetition of readings.
 #[derive(Clone)]
@@ -87,7 +88,7 @@ pub struct Proof {
     pub ok: bool,
     /// Number of readings.
     pub readings: u32,
-    /// Operations awaited the chain at the last reading: its differences may be theirs.
+    /// Operations that awaited the chain may be the cause of each unexplained difference.
     pub is_settling: bool,
     pub instruments: Vec<InstrumentProof>,
     pub bank: Option<BankProof>,
@@ -101,15 +102,15 @@ pub struct Proof {
 #[boxed]
 pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, CallError> {
     let begun = Instant::now();
-    // `counted`: readings while no operation awaited the chain, or after the wait for them.
+    // `counted`: readings whose differences no operation under way may cause, or after the wait.
     let (mut readings, mut counted) = (0, 0);
     loop {
         readings += 1;
         let meter = progress::Meter::new(readings, &*options.progress);
         let reading = read::read(deps, &meter).await?;
-        let is_settling = reading.is_settling();
-        counted += u32::from(!is_settling || begun.elapsed() >= options.settling_wait);
         let (instruments, differences) = judge(&reading);
+        let is_settling = compare::is_settling(&reading, &differences);
+        counted += u32::from(!is_settling || begun.elapsed() >= options.settling_wait);
         let unexplained = differences
             .iter()
             .filter(|found| found.explanation.is_none());

@@ -24,14 +24,6 @@ pub struct Reading {
     pub bank: Option<BankProof>,
 }
 
-impl Reading {
-    /// True if operations awaited the chain: they are posted, and what they credit is unsettled.
-    pub fn is_settling(&self) -> bool {
-        let mut all = self.instruments.values();
-        all.any(|of| !of.unsettled.is_zero() || !of.unsettled_later.is_zero())
-    }
-}
-
 /// One instrument on both sides.
 #[derive(Clone, Debug, Default)]
 pub struct InstrumentReading {
@@ -53,6 +45,14 @@ pub struct InstrumentReading {
     pub unsettled: Decimal,
     /// The same, summed over the sub-accounts, which are read later.
     pub unsettled_later: Decimal,
+}
+
+impl InstrumentReading {
+    /// True if operations await the chain: a credit of theirs is unsettled. One that credits
+    /// nothing unsettled, as a mint, is not seen.
+    pub fn is_settling(&self) -> bool {
+        !self.unsettled.is_zero() || !self.unsettled_later.is_zero()
+    }
 }
 
 /// Reads all figures once.

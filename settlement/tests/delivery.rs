@@ -38,8 +38,8 @@ fn with_progress() -> (ProofOptions, Arc<Mutex<Vec<Progress>>>) {
     (options, seen)
 }
 
-/// Credits 0.01 to `user-0` in the ledger alone.
-async fn forge(ledger: &rpc::Channel, key: &str, unsettled: bool) {
+/// Credits 0.01 to `user-0` in the ledger alone. Returns the operation.
+async fn forge(ledger: &rpc::Channel, key: &str, unsettled: bool) -> String {
     LedgerServiceClient::new(ledger.clone())
         .create_operation(ledger_wire::CreateOperationRequest {
             context: context(key),
@@ -59,7 +59,11 @@ async fn forge(ledger: &rpc::Channel, key: &str, unsettled: bool) {
             ..Default::default()
         })
         .await
-        .unwrap();
+        .unwrap()
+        .into_inner()
+        .operation
+        .unwrap()
+        .operation_id
 }
 
 /// Asserts that a proof without a bank reported supplies, ledger and chain
@@ -469,16 +473,43 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
         .collect();
     assert_eq!(named, vec![("", "-0.01"), ("user-0", "-0.01")]);
 
-    // While a credit awaits the chain, readings do not count until the wait is over.
-    forge(&services.ledger, "unsettled", true).await;
+    // While a credit awaits the chain, readings do not count, unless the wait for it is over.
+    let unsettled = forge(&services.ledger, "unsettled", true).await;
+    let proof = prove(&deps, impatient.clone()).await.unwrap();
+    assert!(!proof.ok && proof.is_settling);
+    assert_eq!(proof.readings, 1);
+    let (repeats, mut repeated) = tokio::sync::mpsc::channel(1);
     let patient = ProofOptions {
         pause_ms: 10,
-        settling_wait: Duration::from_millis(500),
+        settling_wait: PATIENCE,
+        progress: Arc::new(move |progress| {
+            if let Progress::Repeats { is_settling, .. } = progress {
+                let _ = repeats.try_send(is_settling);
+            }
+        }),
         ..impatient
     };
-    let proof = prove(&deps, patient).await.unwrap();
-    assert!(!proof.ok && proof.is_settling);
-    assert!(proof.readings > 1, "{}", proof.readings);
+    let finalized = async {
+        for _ in 0..2 {
+            assert_eq!(repeated.recv().await, Some(true));
+        }
+        let request = ledger_wire::FinalizeOperationRequest {
+            context: context("finalized"),
+            operation_id: unsettled,
+            onchain_tx_hash: testkit::messages::tx_hash("finalized"),
+        };
+        LedgerServiceClient::new(services.ledger.clone())
+            .finalize_operation(request)
+            .await
+            .unwrap();
+    };
+    let (proof, ()) = in_time("a proof", async {
+        tokio::join!(prove(&deps, patient), finalized)
+    })
+    .await;
+    let proof = proof.unwrap();
+    assert!(!proof.ok && !proof.is_settling);
+    assert!(proof.readings > 2, "{}", proof.readings);
 
     services.token.cancel();
     in_time("settlement's stop", settlement.stopped()).await;

@@ -167,7 +167,7 @@ fn proof_command() -> Command {
                 .value_parser(value_parser!(u64))
                 .help(format!(
                     "Time that operations which await the chain have to become final [default: {}]",
-                    proof::WAIT_S
+                    ::proof::SETTLING_WAIT.as_secs()
                 )),
         )
 }
