@@ -65,6 +65,32 @@ impl EventSink for Outbox {
     }
 }
 
+/// Outcome of [`Core::match_command`], apart from its events.
+pub(crate) struct Matched {
+    /// The earliest expiry in the book has changed.
+    pub is_expiry_new: bool,
+    /// See [`Book::take_fok_visits`].
+    pub fok_visits: u32,
+}
+
+/// Sink of [`Core::match_command`].
+struct Matching<'a, F> {
+    each: F,
+    admission: &'a mut Admission,
+}
+
+impl<F: FnMut(&EventEnvelope)> EventSink for Matching<'_, F> {
+    #[inline]
+    fn event(&mut self, event: &EventEnvelope) {
+        (self.each)(event);
+    }
+
+    #[inline]
+    fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
+        self.admission.set_quote(instrument, quote);
+    }
+}
+
 /// Capacity of each book for all orders that admission allows, so that no book reallocates while it
 /// trades. Untouched memory costs only address space.
 pub(crate) fn book_config(orders_max: u32) -> BookConfig {
@@ -223,6 +249,33 @@ impl Core {
                 Some(Box::new(Book::new(set.spec, config)))
             }
             _ => None,
+        }
+    }
+
+    /// Applies a started command to one book, of which it ends the orders in `listed`, if that is
+    /// given. Passes its events to `each`, and the new best prices to admission.
+    #[inline]
+    pub(crate) fn match_command(
+        &mut self,
+        book: usize,
+        envelope: &Envelope,
+        listed: Option<&[Listed]>,
+        each: impl FnMut(&EventEnvelope),
+    ) -> Matched {
+        let book = self.books[book].as_mut();
+        let book = book.expect("no engine has the book");
+        let expiry_ns = book.next_expiry_ns();
+        let mut sink = Matching {
+            each,
+            admission: &mut self.admission,
+        };
+        match listed {
+            None => book.apply(envelope, &mut sink),
+            Some(listed) => book.apply_listed(envelope, listed, &mut sink),
+        };
+        Matched {
+            is_expiry_new: expiry_ns != book.next_expiry_ns(),
+            fok_visits: book.take_fok_visits(),
         }
     }
 

@@ -1,7 +1,6 @@
-//! The threads that poll the engines.
+//! The threads that poll the engines: one polls all (`shared`), or there are several (`pinned`).
 //!
-//! The hot thread polls them itself (`fused`), one engine thread polls all (`shared`), or there are
-//! several engine threads (`pinned`).
+//! In layout `fused` there are none: the hot thread has the books.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +16,6 @@ const PARK: Duration = Duration::from_millis(500);
 
 /// The engines and the threads that poll them.
 pub(crate) struct EnginePool {
-    /// Engines that the hot thread polls.
-    own: Vec<Engine>,
     threads: Vec<EngineThread>,
     threads_max: usize,
     /// Number of engines assigned to threads.
@@ -48,7 +45,6 @@ struct Shared {
 impl EnginePool {
     pub fn new(config: &Config) -> Self {
         Self {
-            own: Vec::new(),
             threads: Vec::new(),
             threads_max: config.engine_threads(),
             assigned: 0,
@@ -60,10 +56,6 @@ impl EnginePool {
 
     /// Adds an engine. Engines are numbered in this order, as their rings are.
     pub fn add(&mut self, engine: Engine) {
-        if self.threads_max == 0 {
-            self.own.push(engine);
-            return;
-        }
         if self.threads.len() < self.threads_max {
             self.threads.push(self.spawn_engine_thread());
         }
@@ -92,23 +84,9 @@ impl EnginePool {
         }
     }
 
-    /// Polls engine `at` if the hot thread polls it; true when it did work.
-    pub fn step(&mut self, at: usize) -> bool {
-        self.own.get_mut(at).is_some_and(Engine::step)
-    }
-
-    /// Polls all engines that the hot thread polls.
-    pub fn step_all(&mut self) {
-        for engine in &mut self.own {
-            engine.step();
-        }
-    }
-
     /// Wakes the thread that polls engine `at`.
     pub fn unpark(&self, at: usize) {
-        if self.threads_max > 0 {
-            self.threads[at % self.threads_max].shared.parker.unpark();
-        }
+        self.threads[at % self.threads_max].shared.parker.unpark();
     }
 
     pub fn is_broken(&self) -> bool {

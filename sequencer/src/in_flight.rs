@@ -98,6 +98,22 @@ impl InFlights {
         self.slots[self.head].command.sequence
     }
 
+    /// The last command in flight, and the list of its events.
+    ///
+    /// # Panics
+    /// No command is in flight.
+    #[inline]
+    pub fn last_with_events(&mut self) -> (&Envelope, EventList<'_>) {
+        let offset = self.count.checked_sub(1).expect("a command is in flight");
+        let slot = self.slot(offset);
+        let entry = &mut self.slots[slot];
+        let events = EventList {
+            events: &mut entry.events,
+            lists: &mut self.lists,
+        };
+        (&entry.command, events)
+    }
+
     /// The last command in flight.
     pub fn last(&self) -> Option<&Envelope> {
         let offset = self.count.checked_sub(1)?;
@@ -131,10 +147,8 @@ impl InFlights {
     pub fn event(&mut self, event: &EventEnvelope) {
         let slot = self.slot_of(event.sequence);
         let events = &mut self.slots[slot].events;
-        if events.len() == events.capacity() {
-            self.lists.widen(events);
-        }
-        events.push(*event);
+        let lists = &mut self.lists;
+        EventList { events, lists }.push(event);
     }
 
     /// The member that issued a command in flight.
@@ -187,6 +201,22 @@ impl InFlights {
     #[inline]
     fn slot(&self, offset: usize) -> usize {
         (self.head + offset) & (self.slots.len() - 1)
+    }
+}
+
+/// The events of one command in flight.
+pub(crate) struct EventList<'a> {
+    events: &'a mut Vec<EventEnvelope>,
+    lists: &'a mut Lists,
+}
+
+impl EventList<'_> {
+    #[inline]
+    pub fn push(&mut self, event: &EventEnvelope) {
+        if self.events.len() == self.events.capacity() {
+            self.lists.widen(self.events);
+        }
+        self.events.push(*event);
     }
 }
 

@@ -144,8 +144,8 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
         own.command.sequence.get() + 3
     );
     assert!(
-        polls >= 1_000usize.div_ceil(SLICE),
-        "one slice per iteration: {polls}"
+        polls >= 1_000usize.div_ceil(SLICE) - 1,
+        "one slice per iteration after the first: {polls}"
     );
     // An order after the mass cancel stays.
     let left = open_orders(&mut node).await;

@@ -79,15 +79,13 @@ fn opened(admission: &Admission, tag: u64, epoch: Sequence, open: &OpenSession) 
 }
 
 impl Hot {
-    /// Polls the hot thread's own engines, drains all reports, completes commands. True when it did
-    /// work.
+    /// Drains the engines' reports and completes commands. True when it did work.
     pub(super) fn pump(&mut self) -> bool {
         let mut did_work = false;
         let mut is_expiry_new = false;
         let mut at = 0;
         while at < self.busy.len() {
             let place = self.busy[at];
-            did_work |= self.engine_pool.step(place);
             let (core, in_flight) = (&mut self.core, &mut self.in_flight);
             let (scan_limiter, clock) = (&mut self.scan_limiter, &self.config.clock);
             let engine_ring = &mut self.engine_rings[place];

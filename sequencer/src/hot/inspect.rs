@@ -13,7 +13,6 @@ impl Hot {
         }
         for at in 0..self.engine_rings.len() {
             while !self.engine_rings[at].request_book() {
-                self.engine_pool.step_all();
                 self.check_engine_pool();
             }
             self.engine_pool.unpark(at);
@@ -23,7 +22,6 @@ impl Hot {
                 if let Some(book) = self.engine_rings[at].borrow_book() {
                     break book;
                 }
-                self.engine_pool.step_all();
                 self.check_engine_pool();
                 std::hint::spin_loop();
             };

@@ -138,7 +138,8 @@ impl Hot {
 
     /// The engine rings of the instruments in the list.
     pub(super) fn listed_rings(&self) -> impl Iterator<Item = &EngineRing> {
-        Listed::by_instrument(&self.listed).map(|list| &self.engine_rings[ring_index_of(list)])
+        Listed::by_instrument(&self.listed)
+            .filter_map(|list| self.engine_rings.get(ring_index_of(list)))
     }
 
     /// As [`Hot::launch`], for a command that ends a list of orders. Each engine gets its orders.
@@ -149,6 +150,10 @@ impl Hot {
         self.start(Listed::by_instrument(&listed).count(), reply_to);
         for list in Listed::by_instrument(&listed) {
             let at = ring_index_of(list);
+            if self.is_fused {
+                self.match_last(at, Some(list));
+                continue;
+            }
             self.push_blocking(at, |engine_ring, last| {
                 engine_ring.push_sweep(last, list.len())
             });

@@ -68,7 +68,9 @@ pub(crate) struct Hot {
     backlog: Arc<Backlog>,
     intake: Intake,
     timers: Timers,
+    /// In layout `fused` there is none: the hot thread has the books and matches itself.
     engine_rings: Vec<EngineRing>,
+    is_fused: bool,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
     /// Earliest expiry of all books, as of the last reports.
@@ -123,6 +125,7 @@ impl Hot {
         let events_max = 2 * orders_max + FEW_EVENTS;
         Self {
             engine_pool: EnginePool::new(&config),
+            is_fused: config.engine_threads() == 0,
             config,
             core,
             gate,
@@ -156,11 +159,11 @@ impl Hot {
     /// Connects the recovered books to engines and closes the sessions of the last run. Called
     /// once, before the first iteration.
     pub fn begin(&mut self) {
-        for at in 0..self.core.places().len() {
-            let book = self.core.places()[at]
-                .take()
-                .expect("recovery restores every book");
-            self.open_engine_ring(book);
+        if !self.is_fused {
+            for at in 0..self.core.places().len() {
+                let book = self.core.places()[at].take();
+                self.open_engine_ring(book.expect("recovery restores every book"));
+            }
         }
         self.find_next_expiry();
         self.disconnect_all();
@@ -637,8 +640,12 @@ impl Hot {
     fn launch_other(&mut self, reply_to: ReplyTo) {
         let envelope = self.in_flight.vacant();
         if let Some(book) = self.core.begin(envelope) {
-            self.core.places().push(None);
-            self.open_engine_ring(book);
+            let (kept, lent) = match self.is_fused {
+                true => (Some(book), None),
+                false => (None, Some(book)),
+            };
+            self.core.places().push(kept);
+            lent.into_iter().for_each(|book| self.open_engine_ring(book));
         }
         let envelope = *self.in_flight.vacant();
         match envelope.command.route() {
@@ -651,8 +658,9 @@ impl Hot {
                 self.send_last(ix.index());
             }
             Route::AllInstruments => {
-                self.start(self.engine_rings.len(), reply_to);
-                for at in 0..self.engine_rings.len() {
+                let books = self.core.places().len();
+                self.start(books, reply_to);
+                for at in 0..books {
                     self.send_last(at);
                 }
             }
@@ -662,15 +670,40 @@ impl Hot {
         self.watch_clock(&envelope.command);
     }
 
-    /// Marks the admitted command as in flight at `engines` engines.
-    fn start(&mut self, engines: usize, reply_to: ReplyTo) {
+    /// Marks the admitted command as in flight at the engines of `books` books.
+    fn start(&mut self, books: usize, reply_to: ReplyTo) {
+        let engines = if self.is_fused { 0 } else { books };
         self.in_flight.start(engines, reply_to);
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.in_flight.len() as u64);
     }
 
-    /// Sends the last command in flight, which cannot complete before all its engines have it.
+    /// Applies the last command in flight to a book, or sends it to the book's engine. It cannot
+    /// complete before all its engines have it.
+    #[inline]
     fn send_last(&mut self, at: usize) {
+        match self.is_fused {
+            true => self.match_last(at, None),
+            false => self.push_last(at),
+        }
+    }
+
+    /// Applies the last command in flight to a book, in layout `fused`.
+    fn match_last(&mut self, at: usize, listed: Option<&[Listed]>) {
+        let (command, mut events) = self.in_flight.last_with_events();
+        let each = |event: &_| events.push(event);
+        let matched = self.core.match_command(at, command, listed, each);
+        if matched.fok_visits > 0 {
+            let (member, now_ns) = (command.command.member(), self.config.clock.now_ns());
+            let visits = u64::from(matched.fok_visits);
+            self.scan_limiter.charge(member, now_ns, visits);
+        }
+        if matched.is_expiry_new {
+            self.find_next_expiry();
+        }
+    }
+
+    fn push_last(&mut self, at: usize) {
         // There is room, but an engine that has reported may not have freed the slot yet.
         self.push_blocking(at, EngineRing::push);
         self.engine_pool.unpark(at);

@@ -74,6 +74,10 @@ impl Hot {
     }
 
     pub(super) fn find_next_expiry(&mut self) {
+        if self.is_fused {
+            self.next_expiry_ns = self.core.next_expiry_ns();
+            return;
+        }
         let expiries = self
             .engine_rings
             .iter()
