@@ -96,6 +96,7 @@ impl Admission {
 
     /// Amount that a command charges to the user's budget of the day: `needed`, or zero if identity
     /// has `checked` this order.
+    #[inline]
     pub(crate) fn check_budget(
         &self,
         user: UserIx,
@@ -133,6 +134,7 @@ impl Admission {
         self.tables.users[order.user.index()].budget.day == order.budget.day
     }
 
+    #[inline]
     pub(crate) fn order_budget(&self, c: &New) -> OrderBudget {
         // An order without a charge was approved by identity, or has no value.
         let free = match c.budget_minor.is_zero() {
@@ -149,6 +151,7 @@ impl Admission {
         }
     }
 
+    #[inline]
     pub(crate) fn charge_budget(&mut self, user: UserIx, amount: Minor) {
         self.tables.users[user.index()].budget.used += amount;
     }
@@ -171,6 +174,7 @@ impl Admission {
     }
 
     /// Replaces the charge of an order that has ended by the value of its trades.
+    #[inline]
     pub(crate) fn settle_budget(&mut self, user: UserIx, order: OrderBudget, traded: Minor) {
         let budget = &mut self.tables.users[user.index()].budget;
         if order.day == budget.day {

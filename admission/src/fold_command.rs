@@ -4,8 +4,8 @@
 //! that does not fit the state is a bug and panics.
 
 use types::command::{
-    Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
-    OpenSession, RequestKind, Settled, SweepPosition,
+    Amend, BindUser, Cause, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup,
+    New, OpenSession, RequestKind, Settled, SweepPosition,
 };
 use types::{CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx};
 
@@ -17,8 +17,9 @@ use crate::state::{
 };
 
 impl Admission {
-    /// Applies the next command. Panics on a gap in the sequence.
-    pub fn apply_command(&mut self, envelope: &Envelope) {
+    /// Applies the next command, of which `cause` is [`Cause::of`]. Panics on a gap in the
+    /// sequence.
+    pub fn apply_command(&mut self, envelope: &Envelope, cause: &Cause) {
         assert_eq!(
             envelope.sequence,
             self.tables.sequence.next(),
@@ -31,9 +32,8 @@ impl Admission {
         self.tables.sequence = envelope.sequence;
         self.tables.time_ns = envelope.time_ns;
         self.forget_keys(envelope.time_ns);
-        let (session, client_seq, key_hash, request) = envelope.command.origin();
-        if !session.is_none() {
-            self.advance_session(session, client_seq);
+        if !cause.session.is_none() {
+            self.advance_session(cause.session, cause.client_seq);
         }
         match &envelope.command {
             Command::BindUser(c) => self.bind_user(c),
@@ -86,8 +86,8 @@ impl Admission {
             Command::Amend(c) => self.draw_growth(c),
             Command::Cancel(_) | Command::ExpireOrders(_) | Command::Refused(_) => {}
         }
-        if !key_hash.is_none() {
-            self.remember_key(envelope, key_hash, request);
+        if !cause.key_hash.is_none() {
+            self.remember_key(envelope, cause.key_hash, cause.request);
         }
     }
 

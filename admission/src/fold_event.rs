@@ -322,6 +322,7 @@ impl Admission {
         }
     }
 
+    #[inline(always)]
     fn order_mut(&mut self, handle: Handle) -> &mut OpenOrder {
         self.tables.slots[handle.slot as usize]
             .order

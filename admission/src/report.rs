@@ -312,6 +312,22 @@ impl Admission {
         events: usize,
         to: &mut impl ReportSink,
     ) {
+        if !matches!(
+            command,
+            Command::New(_) | Command::Cancel(_) | Command::Amend(_)
+        ) {
+            self.report_rare_end(cause, command, events, to);
+        }
+    }
+
+    #[cold]
+    fn report_rare_end(
+        &mut self,
+        cause: &Cause,
+        command: &Command,
+        events: usize,
+        to: &mut impl ReportSink,
+    ) {
         // Each event of these commands ends an order.
         let count = || u32::try_from(events).expect("no more events than slots");
         match command {

@@ -46,6 +46,7 @@ impl FreeSlots {
     }
 
     /// The next free slot, `None` when the table is full.
+    #[inline]
     pub fn peek(&self) -> Option<u32> {
         match self.links[0].next {
             0 => {
@@ -62,6 +63,7 @@ impl FreeSlots {
     }
 
     /// Takes a slot; panics when it is taken already.
+    #[inline]
     pub fn take(&mut self, slot: u32) {
         if slot >= self.slot_count() {
             // One block, within `max`. A slot past `max` comes from a journal written under a
@@ -79,6 +81,7 @@ impl FreeSlots {
     }
 
     /// Frees a slot; panics when it is free already.
+    #[inline]
     pub fn free(&mut self, slot: u32) {
         let index = slot + 1;
         assert_eq!(self.links[index as usize].prev, TAKEN, "slot is freed once");
@@ -97,6 +100,7 @@ impl FreeSlots {
         self.taken >= self.max - self.max / SCARCE_PART
     }
 
+    #[cold]
     fn extend(&mut self, target: u32) {
         while self.slot_count() < target {
             let index = self.links.len() as u32;

@@ -32,11 +32,13 @@ impl HoldTotals {
 
 impl Admission {
     /// Last command applied.
+    #[inline]
     pub fn sequence(&self) -> Sequence {
         self.tables.sequence
     }
 
     /// Journalled time of the last command.
+    #[inline]
     pub fn time_ns(&self) -> u64 {
         self.tables.time_ns
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use admission::*;
 use support::*;
-use types::command::{Amend, BlockCause, Bust, MassScope, SetBudget, TradeParty};
+use types::command::{Amend, BlockCause, Bust, Cause, MassScope, SetBudget, TradeParty};
 use types::*;
 
 struct Random(u64);
@@ -385,7 +385,7 @@ fn replay_strict(steps: &[Step]) -> Admission {
     let mut events = events.into_iter().peekable();
     for step in steps {
         if let Step::Command(envelope) = step {
-            room.apply_command(envelope);
+            room.apply_command(envelope, &Cause::of(envelope));
             while let Some(event) = events.next_if(|event| event.sequence == envelope.sequence) {
                 apply(&mut room, steps, &event);
             }
@@ -413,7 +413,7 @@ fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
     }
     for step in steps {
         match step {
-            Step::Command(envelope) => room.apply_command(envelope),
+            Step::Command(envelope) => room.apply_command(envelope, &Cause::of(envelope)),
             Step::Event(event) => {
                 let queue = &mut waiting[event.instrument.index()];
                 while queue
@@ -490,7 +490,7 @@ fn r174_a_restored_state_goes_on_as_the_one_that_never_stopped() {
     let mut room = room();
     for (at, step) in steps.iter().enumerate() {
         match step {
-            Step::Command(envelope) => room.apply_command(envelope),
+            Step::Command(envelope) => room.apply_command(envelope, &Cause::of(envelope)),
             Step::Event(event) => {
                 apply(&mut room, steps, event);
             }

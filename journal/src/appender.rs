@@ -7,6 +7,16 @@ use crate::aligned::Buffer;
 use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
 use crate::log::{Config, Pending, Shared, Tail};
 
+/// Room in [`Config::pending_bytes_max`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    Free,
+    /// More than seven eighths are used.
+    Reserve,
+    /// More bytes wait for the writer than the limit allows.
+    Full,
+}
+
 /// Makes frames and hands whole units to the writer.
 ///
 /// Makes no system call unless the writer sleeps, or swaps buffers during [`Appender::flush`].
@@ -122,18 +132,16 @@ impl Appender {
         self.local.len() > MARK_BYTES
     }
 
-    /// True when more bytes wait for the writer than the limit allows.
-    pub fn is_full(&self) -> bool {
-        self.pending_bytes() > self.pending_bytes_max
-    }
-
-    /// True when more than seven eighths of the limit wait for the writer.
-    pub fn is_nearly_full(&self) -> bool {
-        self.pending_bytes() > self.pending_bytes_max - self.pending_bytes_max / 8
-    }
-
-    fn pending_bytes(&self) -> usize {
-        self.shared.pending_bytes.load(Ordering::Relaxed) + self.local.len()
+    /// Room for further bytes that wait for the writer.
+    #[inline]
+    pub fn room(&self) -> Room {
+        let waiting = self.shared.pending_bytes.load(Ordering::Relaxed) + self.local.len();
+        let max = self.pending_bytes_max;
+        match waiting {
+            waiting if waiting <= max - max / 8 => Room::Free,
+            waiting if waiting <= max => Room::Reserve,
+            _ => Room::Full,
+        }
     }
 
     /// True while the writer waits for its next segment. Appended units stay in memory.

@@ -38,7 +38,7 @@ pub mod storage;
 mod truncate;
 mod writer;
 
-pub use appender::Appender;
+pub use appender::{Appender, Room};
 pub use follower::Follower;
 pub use frame::{Frame, FrameKind, SMALL_BYTES};
 pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Listener, Stats};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use journal::aligned::Blocks;
 use journal::fault::MemoryStorage;
-use journal::{Appender, Config, FrameKind, Journal, Mode, Storage};
+use journal::{Appender, Config, FrameKind, Journal, Mode, Room, Storage};
 
 const SEGMENT_BYTES: u64 = 4 << 10;
 const CONFIG: Config = Config {
@@ -199,7 +199,7 @@ fn appending_while_the_disk_stalls_touches_no_new_memory() {
     storage.stall(true);
     let before = page_faults();
     let mut sequence = 1;
-    while !appender.is_full() {
+    while appender.room() != Room::Full {
         sequence += 1;
         append(&mut appender, sequence, 1);
         appender.flush();

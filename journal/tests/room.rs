@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use journal::fault::MemoryStorage;
-use journal::{Appender, Commit, Config, FrameKind, Journal};
+use journal::{Appender, Commit, Config, FrameKind, Journal, Room};
 
 const CONFIG: Config = Config {
     segment_bytes: 16 << 10,
@@ -50,7 +50,7 @@ fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
     let (mut sequence, begun) = (commit.position(), Instant::now());
     while commit.stalled().is_none() {
         assert!(begun.elapsed() < HANG, "never stalled");
-        if appender.is_full() {
+        if appender.room() == Room::Full {
             std::thread::yield_now();
         } else {
             sequence += 1;
@@ -96,7 +96,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     let (mut appender, commit) = (journal.appender(), journal.commit());
     storage.create_finds_disk_full.store(true, SeqCst);
     let mut last = fill(&mut appender, &commit);
-    while !appender.is_full() {
+    while appender.room() != Room::Full {
         last += 1;
         append(&mut appender, last);
     }

@@ -128,32 +128,35 @@ pub(crate) fn encode_command(command: &Command, to: &mut impl Put) -> bool {
     true
 }
 
+/// Writes the fields before an event's own, and rkyv's discriminant of the event.
+#[inline(always)]
+fn event_header(envelope: &EventEnvelope, to: &mut impl Put, discriminant: u64) {
+    to.put(envelope.number);
+    to.put(pair(envelope.instrument.0, envelope.index));
+    to.put(discriminant);
+}
+
 /// Encodes the envelope and body of a frequent event. Returns false and writes nothing for other
 /// events.
 #[inline(always)]
 pub(crate) fn encode_event(envelope: &EventEnvelope, to: &mut impl Put) -> bool {
-    let mut put_header = |discriminant: u64| {
-        to.put(envelope.number);
-        to.put(pair(envelope.instrument.0, envelope.index));
-        to.put(discriminant);
-    };
     match &envelope.event {
         Event::Accepted(e) => {
-            put_header(event::ACCEPTED);
+            event_header(envelope, to, event::ACCEPTED);
             to.put(handle(e.handle));
             to.put(bytes([e.side.code(), u8::from(e.rests)]));
             to.put(price(e.price));
             to.put(e.open.0);
         }
         Event::Rested(e) => {
-            put_header(event::RESTED);
+            event_header(envelope, to, event::RESTED);
             to.put(handle(e.handle));
             to.put(u64::from(e.side.code()));
             to.put(price(e.price));
             to.put(e.open.0);
         }
         Event::Trade(e) => {
-            put_header(event::TRADE);
+            event_header(envelope, to, event::TRADE);
             to.put(pair(u32::from(e.taker_side.code()), e.maker.slot));
             to.put(pair(e.maker.generation, e.taker.slot));
             to.put(u64::from(e.taker.generation));
@@ -164,7 +167,7 @@ pub(crate) fn encode_event(envelope: &EventEnvelope, to: &mut impl Put) -> bool 
             to.put(e.trade_number);
         }
         Event::Amended(e) => {
-            put_header(event::AMENDED);
+            event_header(envelope, to, event::AMENDED);
             to.put(handle(e.handle));
             to.put(bytes([e.side.code(), u8::from(e.kept_priority)]));
             to.put(price(e.price));
@@ -172,7 +175,7 @@ pub(crate) fn encode_event(envelope: &EventEnvelope, to: &mut impl Put) -> bool 
             to.put(e.open.0);
         }
         Event::Cancelled(e) => {
-            put_header(event::CANCELLED);
+            event_header(envelope, to, event::CANCELLED);
             to.put(handle(e.handle));
             to.put(u64::from(e.reason.code()));
             to.put(e.quantity.0);

@@ -21,8 +21,6 @@ pub struct Core {
     /// By instrument index. `None` while an engine has the book. An inspection sees all of them.
     books: Vec<Option<Box<Book>>>,
     outbox: Outbox,
-    sequence: Sequence,
-    time_ns: u64,
     trades: u64,
 }
 
@@ -106,8 +104,6 @@ impl Core {
             admission: Admission::new(config),
             books: Vec::new(),
             outbox: Outbox::default(),
-            sequence: Sequence::ZERO,
-            time_ns: 0,
             trades: 0,
         }
     }
@@ -115,8 +111,6 @@ impl Core {
     /// A core of restored parts, all at one sequence. Best prices come from the books.
     pub(crate) fn from_parts(admission: Admission, books: Vec<Book>, trades: u64) -> Self {
         let mut core = Self {
-            sequence: admission.sequence(),
-            time_ns: admission.time_ns(),
             admission,
             books: Vec::new(),
             outbox: Outbox::default(),
@@ -163,10 +157,10 @@ impl Core {
             Route::Listed => self.listed(&envelope.command),
             _ => Vec::new(),
         };
-        if let Some(book) = self.begin(envelope) {
+        let cause = Cause::of(envelope);
+        if let Some(book) = self.begin(envelope, &cause) {
             self.books.push(Some(book));
         }
-        let cause = Cause::of(envelope);
         match &mut observer {
             None => self.report(&cause, &envelope.command, &mut ()),
             Some(observer) => {
@@ -227,22 +221,12 @@ impl Core {
         }
     }
 
-    /// Applies a command to sequence, time and admission.
+    /// Applies a command to admission, which has the sequence and the time.
     ///
     /// Returns the new book of an instrument's first command. The book must apply the command too.
-    pub(crate) fn begin(&mut self, envelope: &Envelope) -> Option<Box<Book>> {
-        assert_eq!(
-            envelope.sequence,
-            self.sequence.next(),
-            "commands are gapless"
-        );
-        assert!(
-            envelope.time_ns >= self.time_ns,
-            "journalled time only grows"
-        );
-        self.sequence = envelope.sequence;
-        self.time_ns = envelope.time_ns;
-        self.admission.apply_command(envelope);
+    #[inline]
+    pub(crate) fn begin(&mut self, envelope: &Envelope, cause: &Cause) -> Option<Box<Book>> {
+        self.admission.apply_command(envelope, cause);
         match &envelope.command {
             Command::SetInstrument(set) if set.spec.ix.index() == self.books.len() => {
                 let config = book_config(self.admission.orders_max());
@@ -334,12 +318,12 @@ impl Core {
 
     /// Last command applied.
     pub fn sequence(&self) -> Sequence {
-        self.sequence
+        self.admission.sequence()
     }
 
     /// Time of the last command.
     pub fn time_ns(&self) -> u64 {
-        self.time_ns
+        self.admission.time_ns()
     }
 
     /// Trades since the beginning of the journal.
@@ -350,7 +334,7 @@ impl Core {
     /// Hash of all state that the journal determines.
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHasher::new();
-        hash.write_u64(self.sequence.get());
+        hash.write_u64(self.sequence().get());
         hash.write_u64(self.admission.state_hash());
         for book in self.books() {
             hash.write_u64(book.state_hash());

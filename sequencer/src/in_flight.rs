@@ -35,6 +35,8 @@ pub(crate) struct InFlight {
     waiting: usize,
     /// More than one engine has the command: their events arrive in any order.
     is_mixed: bool,
+    /// See [`types::Command::member`].
+    pub member: UserIx,
     pub reply_to: ReplyTo,
 }
 
@@ -68,6 +70,7 @@ impl InFlights {
             events: Vec::with_capacity(EVENTS_ROOM),
             waiting: 0,
             is_mixed: false,
+            member: UserIx::NONE,
             reply_to: ReplyTo::Reply(Reply::None),
         };
         Self {
@@ -132,13 +135,14 @@ impl InFlights {
     }
 
     /// Marks the command built in [`InFlights::vacant`] as in flight at `engines` engines.
-    #[inline]
-    pub fn start(&mut self, engines: usize, reply_to: ReplyTo) {
+    #[inline(always)]
+    pub fn start(&mut self, engines: usize, member: UserIx, reply_to: ReplyTo) {
         let slot = self.slot(self.count);
         self.count += 1;
         let entry = &mut self.slots[slot];
         entry.waiting = engines;
         entry.is_mixed = engines > 1;
+        entry.member = member;
         entry.reply_to = reply_to;
     }
 
@@ -154,7 +158,7 @@ impl InFlights {
     /// The member that issued a command in flight.
     #[cold]
     pub fn member(&self, sequence: Sequence) -> UserIx {
-        self.slots[self.slot_of(sequence)].command.command.member()
+        self.slots[self.slot_of(sequence)].member
     }
 
     /// Records that one engine has finished a command.
@@ -168,6 +172,12 @@ impl InFlights {
                 .events
                 .sort_unstable_by_key(|event| (event.instrument, event.index));
         }
+    }
+
+    /// True when the first command is complete.
+    #[inline]
+    pub fn has_complete(&self) -> bool {
+        self.count > 0 && self.slots[self.head].waiting == 0
     }
 
     /// The first command, if it is complete. The caller then calls [`InFlights::remove_first`].
@@ -304,7 +314,7 @@ mod tests {
 
     fn play(in_flight: &mut InFlights, sequence: u64, events: u32) {
         in_flight.vacant().sequence = Sequence(sequence);
-        in_flight.start(1, ReplyTo::Reply(Reply::None));
+        in_flight.start(1, UserIx::NONE, ReplyTo::Reply(Reply::None));
         for index in 0..events {
             in_flight.event(&EventEnvelope {
                 sequence: Sequence(sequence),

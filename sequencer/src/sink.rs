@@ -1,6 +1,6 @@
 //! Sink for complete records: the journal, or none.
 
-use journal::Appender;
+use journal::{Appender, Room};
 use types::{Envelope, EventEnvelope};
 
 use crate::record;
@@ -44,15 +44,17 @@ impl JournalSink {
         }
     }
 
-    /// True when more bytes wait for the disk than the bound allows.
-    pub fn is_full(&self) -> bool {
-        matches!(self, Self::File(appender) if appender.is_full())
-    }
-
-    /// True when the journal has no next segment at present, or its buffer is nearly full. The rest
-    /// of the buffer is a reserve for requests that reduce risk.
-    pub fn is_in_reserve(&self) -> bool {
-        matches!(self, Self::File(appender) if appender.is_stalled() || appender.is_nearly_full())
+    /// Room in the journal's buffer. While the journal has no next segment at present, only the
+    /// reserve is left.
+    #[inline]
+    pub fn room(&self) -> Room {
+        match self {
+            Self::File(appender) => match appender.room() {
+                Room::Free if appender.is_stalled() => Room::Reserve,
+                room => room,
+            },
+            Self::Null => Room::Free,
+        }
     }
 
     /// True when the journal has failed: no record can be written any more.

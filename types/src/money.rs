@@ -83,6 +83,7 @@ impl Reserve {
     }
 
     /// Sum of both parts. They are of one asset, since a sell has no fee part.
+    #[inline]
     pub fn total(self) -> Minor {
         self.main + self.fee
     }

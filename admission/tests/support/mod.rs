@@ -181,7 +181,7 @@ impl Market {
         };
         let mut listed = Vec::new();
         self.room.list(&command, &mut listed);
-        self.room.apply_command(&envelope);
+        self.room.apply_command(&envelope, &Cause::of(&envelope));
         self.steps.push(Step::Command(envelope));
         if let Command::SetInstrument(c) = &command
             && c.spec.ix.index() == self.books.len()

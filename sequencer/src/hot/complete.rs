@@ -80,7 +80,24 @@ fn opened(admission: &Admission, tag: u64, epoch: Sequence, open: &OpenSession) 
 
 impl Hot {
     /// Drains the engines' reports and completes commands. True when it did work.
+    #[inline(always)]
     pub(super) fn pump(&mut self) -> bool {
+        match self.busy.is_empty() {
+            true => self.complete_all(),
+            false => self.pump_busy(),
+        }
+    }
+
+    #[inline(always)]
+    fn complete_all(&mut self) -> bool {
+        let mut did_work = false;
+        while self.in_flight.has_complete() {
+            did_work |= self.complete_next();
+        }
+        did_work
+    }
+
+    fn pump_busy(&mut self) -> bool {
         let mut did_work = false;
         let mut is_expiry_new = false;
         let mut at = 0;
@@ -115,9 +132,7 @@ impl Hot {
         if is_expiry_new {
             self.find_next_expiry();
         }
-        while self.complete_next() {
-            did_work = true;
-        }
+        did_work |= self.complete_all();
         if !did_work && !self.in_flight.is_empty() {
             self.check_engine_pool();
         }
@@ -134,11 +149,11 @@ impl Hot {
         };
         let command = &entry.command;
         self.tally.events += entry.events.len() as u64;
+        let cause = Cause::of(command);
         if is_last && std::mem::take(&mut self.is_last_unapplied) {
-            let book = self.core.begin(command);
+            let book = self.core.begin(command, &cause);
             assert!(book.is_none(), "an order command creates no book");
         }
-        let cause = Cause::of(command);
         let mut router = Router {
             rings: &mut self.rings,
             routes: &self.routes,
@@ -167,7 +182,6 @@ impl Hot {
                 self.rings[port].put(|| Report::Submitted { tag, stamp });
             }
         }
-        let member = command.command.member();
         let bytes = self.keep.append(command, &entry.events);
         let gathered = gather(&mut self.sweeping, command, &entry.events);
         if let ReplyTo::Reply(reply) = &mut entry.reply_to
@@ -181,21 +195,26 @@ impl Hot {
             let events = gathered.unwrap_or_else(|| entry.take_events());
             reply.send(Ok(Record { command, events }));
         }
+        let member = entry.member;
         self.in_flight.remove_first();
         self.count_bytes(member, bytes);
         true
     }
 
     /// Applies the last command to admission's state, unless it was applied.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin_last(&mut self) {
-        if std::mem::take(&mut self.is_last_unapplied) {
-            let last = self
-                .in_flight
-                .last()
-                .expect("an unapplied command is in flight");
-            let book = self.core.begin(last);
-            assert!(book.is_none(), "an order command creates no book");
+        if self.is_last_unapplied {
+            self.begin_unapplied();
         }
+    }
+
+    #[inline(never)]
+    fn begin_unapplied(&mut self) {
+        self.is_last_unapplied = false;
+        let last = self.in_flight.last();
+        let last = last.expect("an unapplied command is in flight");
+        let book = self.core.begin(last, &Cause::of(last));
+        assert!(book.is_none(), "an order command creates no book");
     }
 }

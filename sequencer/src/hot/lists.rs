@@ -147,7 +147,8 @@ impl Hot {
     pub(super) fn launch_listed(&mut self, reply_to: ReplyTo) {
         let reply_to = self.reply_now(reply_to);
         let listed = std::mem::take(&mut self.listed);
-        self.start(Listed::by_instrument(&listed).count(), reply_to);
+        let member = self.in_flight.vacant().command.member();
+        self.start(Listed::by_instrument(&listed).count(), member, reply_to);
         for list in Listed::by_instrument(&listed) {
             let at = ring_index_of(list);
             if self.is_fused {
@@ -202,13 +203,9 @@ pub(super) fn gather(
     command: &Envelope,
     events: &[EventEnvelope],
 ) -> Option<Vec<EventEnvelope>> {
-    let is_sliced = matches!(
-        command.command,
-        Command::MassCancel(_) | Command::SetKillSwitch(_) | Command::CancelSlice(_)
-    );
-    match is_sliced && !sweeping.is_empty() {
-        true => gather_slice(sweeping, command, events),
-        false => None,
+    match sweeping.is_empty() {
+        true => None,
+        false => gather_slice(sweeping, command, events),
     }
 }
 
@@ -220,7 +217,8 @@ fn gather_slice(
 ) -> Option<Vec<EventEnvelope>> {
     let of = match &command.command {
         Command::CancelSlice(c) => c.of,
-        _ => command.sequence,
+        Command::MassCancel(_) | Command::SetKillSwitch(_) => command.sequence,
+        _ => return None,
     };
     let at = sweeping.iter().position(|waiting| waiting.of == of)?;
     sweeping[at].events.extend_from_slice(events);

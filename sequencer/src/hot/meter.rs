@@ -2,12 +2,12 @@
 //!
 //! Both bounds are journalled. The counts are not: they are zero at the start of the node.
 
-use admission::{Reject, RejectDetails, Request};
+use admission::{Reject, RejectDetails};
 use types::command::OrderBounds;
 use types::event::Trade;
-use types::{Command, RejectReason, TimeInForce, UserIx};
+use types::{RejectReason, UserIx};
 
-use super::{Hot, Source};
+use super::{Hot, Message, Outline, Source};
 use crate::core::Core;
 use crate::ring_port::{OrderToTrade, Report, Submission};
 
@@ -180,43 +180,39 @@ impl Hot {
     #[inline]
     pub(super) fn over_rate(
         &mut self,
-        source: Source,
         asked: &Submission,
+        outline: &Outline,
         now_ns: u64,
     ) -> Option<Reject> {
         self.meters.at(now_ns);
         if asked.is_over_rate {
             return Some(RejectReason::Throttle.into());
         }
-        let (member, is_order) = match self.request(source) {
-            Request::New(new) => {
-                if new.time_in_force == TimeInForce::Fok
-                    && let Some(reject) = self.scan_limiter.refuses(new.user, now_ns)
-                {
-                    return Some(reject);
-                }
-                (new.user, true)
-            }
-            Request::Cancel(cancel) => (cancel.user, false),
-            Request::Amend(amend) => (amend.user, true),
-            other => (other.member(), false),
-        };
+        let Outline {
+            member,
+            is_order,
+            is_fok,
+        } = *outline;
+        if is_fok && let Some(reject) = self.scan_limiter.refuses(member, now_ns) {
+            return Some(reject);
+        }
         self.meters.refuses(member, is_order, now_ns)
     }
 
     /// Counts the admitted command, and warns its session if that is due.
-    #[inline]
-    pub(super) fn count_message(&mut self, source: Source, now_ns: u64) {
-        let command = &self.in_flight.vacant().command;
-        let order_ns = match command {
-            Command::New(_) | Command::Amend(_) => {
-                self.intake.entered(now_ns);
-                Some(now_ns)
-            }
-            Command::Cancel(_) | Command::Refused(_) => None,
-            _ => return,
-        };
-        let member = command.member();
+    #[inline(always)]
+    pub(super) fn count_message(
+        &mut self,
+        source: Source,
+        member: UserIx,
+        message: Message,
+        now_ns: u64,
+    ) {
+        let is_order = message == Message::Order;
+        if is_order {
+            self.intake.entered(now_ns);
+        }
+        let order_ns = is_order.then_some(now_ns);
         let admission = self.core.admission();
         let bounds = || {
             let user = admission.user(member);

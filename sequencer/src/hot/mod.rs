@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use types::command::{Amend, Cancel, ExpireOrders, Listed, MassScope, New, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
+use journal::Room;
+use types::command::{Amend, Cancel, Cause, ExpireOrders, Listed, MassScope, New, Route};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, TimeInForce, UserIx};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
@@ -260,19 +261,20 @@ impl Hot {
     /// While the journal has no next segment or its buffer is nearly full, the rest of the buffer
     /// is reserved for requests that reduce risk. Each order may be reduced once by an amend:
     /// returns that order, which the caller records once the request is admitted.
-    fn journal(&mut self, source: Source) -> Result<Option<Handle>, SubmitError> {
+    #[inline]
+    fn journal(&mut self, source: Source, is_order: bool) -> Result<Option<Handle>, SubmitError> {
         if self.keep.is_failed() {
             return Err(SubmitError::JournalFailed);
         }
-        if self.keep.is_full() || self.in_flight.room() == 0 {
+        let room = self.keep.room();
+        if room == Room::Full || self.in_flight.room() == 0 {
             return Err(SubmitError::Busy);
         }
         // Orders stop for a front that does not read only when its spill is half full.
-        let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
         if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
         }
-        if !self.keep.is_in_reserve() {
+        if room == Room::Free {
             if !self.reduced.is_empty() {
                 self.reduced.clear();
             }
@@ -466,10 +468,10 @@ impl Hot {
     fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), SubmitError> {
         // First: the draw and the changes of the last command affect this request.
         self.begin_last();
-        let asked = self.asked(source);
+        let (asked, outline) = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
-        let over = self.over_rate(source, &asked, clock_ns);
-        let waited = self.journal(source);
+        let over = self.over_rate(&asked, &outline, clock_ns);
+        let waited = self.journal(source, outline.is_order);
         let waited = waited.and_then(|reduced| self.await_earlier(source).map(|()| reduced));
         let reduced = waited.map_err(|error| self.unless_seen(source, error))?;
         let mut waiting_since = None;
@@ -506,15 +508,21 @@ impl Hot {
                 0 => now_ns,
                 at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
             };
-            let route = place.command.route();
+            let Dispatch {
+                route,
+                member,
+                message,
+            } = Dispatch::of(&place.command);
             let inspected = match route {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => (UserIx::NONE, 0),
             };
-            if self.has_room(route) {
+            if self.is_fused || self.has_room(route) {
                 let (user, left) = inspected;
                 self.scan_limiter.charge(user, clock_ns, left);
-                self.count_message(source, clock_ns);
+                if let Some(message) = message {
+                    self.count_message(source, member, message, clock_ns);
+                }
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
                 }
@@ -538,10 +546,14 @@ impl Hot {
         }
     }
 
-    fn asked(&self, source: Source) -> Submission {
+    #[inline]
+    fn asked(&self, source: Source) -> (Submission, Outline) {
         match source {
-            Source::Given(_) => Submission::default(),
-            Source::Ring { port, at } => *self.rings[port].submission(at),
+            Source::Given(request) => (Submission::default(), Outline::of(request)),
+            Source::Ring { port, at } => {
+                let ring = &self.rings[port];
+                (*ring.submission(at), Outline::of(ring.request(at)))
+            }
         }
     }
 
@@ -610,17 +622,23 @@ impl Hot {
 
     /// Starts the admitted command and sends it to its engines. Orders are applied to admission
     /// later; see [`Hot::begin_last`].
+    #[inline(always)]
     fn launch(&mut self, reply_to: ReplyTo) {
         let place = self.in_flight.vacant();
         match place.command {
-            Command::New(New { instrument, .. })
-            | Command::Cancel(Cancel { instrument, .. })
+            Command::New(New {
+                instrument, user, ..
+            })
+            | Command::Cancel(Cancel {
+                instrument, user, ..
+            })
             | Command::Amend(Amend {
                 instrument,
+                user,
                 new_client_order_id: 0,
                 ..
             }) => {
-                self.start(1, reply_to);
+                self.start(1, user, reply_to);
                 self.is_last_unapplied = true;
                 self.send_last(instrument.index());
             }
@@ -628,7 +646,7 @@ impl Hot {
                 instrument, user, ..
             }) => {
                 self.renaming = (place.sequence, user);
-                self.start(1, reply_to);
+                self.start(1, user, reply_to);
                 self.is_last_unapplied = true;
                 self.send_last(instrument.index());
             }
@@ -637,29 +655,32 @@ impl Hot {
     }
 
     /// As [`Hot::launch`], for other commands, which are applied to admission at once.
+    #[cold]
     fn launch_other(&mut self, reply_to: ReplyTo) {
         let envelope = self.in_flight.vacant();
-        if let Some(book) = self.core.begin(envelope) {
+        if let Some(book) = self.core.begin(envelope, &Cause::of(envelope)) {
             let (kept, lent) = match self.is_fused {
                 true => (Some(book), None),
                 false => (None, Some(book)),
             };
             self.core.places().push(kept);
-            lent.into_iter().for_each(|book| self.open_engine_ring(book));
+            lent.into_iter()
+                .for_each(|book| self.open_engine_ring(book));
         }
         let envelope = *self.in_flight.vacant();
+        let member = envelope.command.member();
         match envelope.command.route() {
             Route::Admission => {
-                self.start(0, reply_to);
+                self.start(0, member, reply_to);
                 self.complete_funding(&envelope.command);
             }
             Route::Instrument(ix) => {
-                self.start(1, reply_to);
+                self.start(1, member, reply_to);
                 self.send_last(ix.index());
             }
             Route::AllInstruments => {
                 let books = self.core.places().len();
-                self.start(books, reply_to);
+                self.start(books, member, reply_to);
                 for at in 0..books {
                     self.send_last(at);
                 }
@@ -671,9 +692,10 @@ impl Hot {
     }
 
     /// Marks the admitted command as in flight at the engines of `books` books.
-    fn start(&mut self, books: usize, reply_to: ReplyTo) {
+    #[inline(always)]
+    fn start(&mut self, books: usize, member: UserIx, reply_to: ReplyTo) {
         let engines = if self.is_fused { 0 } else { books };
-        self.in_flight.start(engines, reply_to);
+        self.in_flight.start(engines, member, reply_to);
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.in_flight.len() as u64);
     }
@@ -733,6 +755,73 @@ fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
         && r.side.is_none()
         && matches!(r.scope, MassScope::User(_) | MassScope::Session(_));
     (!takes_all && !r.user.is_none()).then_some(r.user)
+}
+
+/// What the checks before admission need of a request.
+pub(super) struct Outline {
+    member: UserIx,
+    /// A new order or an amend.
+    is_order: bool,
+    is_fok: bool,
+}
+
+impl Outline {
+    #[inline]
+    fn of(request: &Request) -> Self {
+        let (member, is_order, is_fok) = match request {
+            Request::New(new) => (new.user, true, new.time_in_force == TimeInForce::Fok),
+            Request::Cancel(cancel) => (cancel.user, false, false),
+            Request::Amend(amend) => (amend.user, true, false),
+            other => (other.member(), false, false),
+        };
+        Self {
+            member,
+            is_order,
+            is_fok,
+        }
+    }
+}
+
+/// A message that counts for the order-to-trade ratio.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A new order or an amend.
+    Order,
+    /// A cancel or a refusal.
+    Other,
+}
+
+/// What is read of an admitted command before it starts, by one match for the frequent commands.
+struct Dispatch {
+    route: Route,
+    member: UserIx,
+    message: Option<Message>,
+}
+
+impl Dispatch {
+    #[inline]
+    fn of(command: &Command) -> Self {
+        let (instrument, member, message) = match command {
+            Command::New(c) => (c.instrument, c.user, Message::Order),
+            Command::Cancel(c) => (c.instrument, c.user, Message::Other),
+            Command::Amend(c) => (c.instrument, c.user, Message::Order),
+            other => return Self::of_other(other),
+        };
+        Self {
+            route: Route::Instrument(instrument),
+            member,
+            message: Some(message),
+        }
+    }
+
+    #[cold]
+    fn of_other(command: &Command) -> Self {
+        Self {
+            route: command.route(),
+            member: command.member(),
+            message: matches!(command, Command::Refused(_)).then_some(Message::Other),
+        }
+    }
 }
 
 /// Where a request is stored.

@@ -1,7 +1,8 @@
 //! The machine's clocks.
 
-use std::sync::LazyLock;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// The clocks that platform time is derived from.
 pub trait Source: Send + Sync {
@@ -34,13 +35,11 @@ impl Source for Machine {
     }
 }
 
-/// Monotonic nanoseconds since process start: for intervals and rates.
+/// Nanoseconds of `CLOCK_MONOTONIC`, never negative: for intervals and rates.
 #[inline]
 pub fn monotonic_ns() -> u64 {
-    static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let elapsed = BASE.elapsed();
-    // A u64 fits 584 years, so `as_nanos` with its 128-bit product is not needed.
-    elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos())
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// True while a time service corrects the clock: `STA_UNSYNC` is clear. False on a system without
