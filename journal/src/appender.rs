@@ -7,13 +7,13 @@ use crate::aligned::Buffer;
 use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
 use crate::log::{Config, Pending, Shared, Tail};
 
-/// Room in [`Config::pending_bytes_max`].
+/// How much room is left for bytes that wait for the writer, of [`Config::pending_bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     Free,
-    /// More than seven eighths are used.
+    /// More than seven eighths are used: the rest is a reserve.
     Reserve,
-    /// More bytes wait for the writer than the limit allows.
+    /// More bytes wait than the limit allows.
     Full,
 }
 

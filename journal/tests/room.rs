@@ -96,10 +96,15 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     let (mut appender, commit) = (journal.appender(), journal.commit());
     storage.create_finds_disk_full.store(true, SeqCst);
     let mut last = fill(&mut appender, &commit);
+    let mut rooms = vec![appender.room()];
     while appender.room() != Room::Full {
         last += 1;
         append(&mut appender, last);
+        rooms.push(appender.room());
     }
+    rooms.dedup();
+    let (reserve, full) = (Room::Reserve, Room::Full);
+    assert!(rooms.ends_with(&[reserve, full]), "{rooms:?}");
     let reported = commit.position();
     drop(appender);
     journal.close();

@@ -275,8 +275,8 @@ impl Snapshots {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trading {
-    /// Which threads poll the engines: `fused`, the hot thread itself; `shared`, one thread;
-    /// `pinned`, one per engine. Unset: `fused` below four free cores, else `pinned`.
+    /// Which threads have the books: `fused`, the hot thread itself; `shared`, one engine thread;
+    /// `pinned`, several. Unset: `fused` below four free cores, else `pinned`.
     pub layout: Option<sequencer::Layout>,
     /// Core of the hot thread; engine threads use the next ones. Unset: the scheduler chooses.
     pub core: Option<usize>,

@@ -9,11 +9,11 @@ use types::{NodeId, Sequence};
 /// Clock: nanoseconds since 1970, and whether they can be trusted. Tests inject their own.
 pub type Clock = Arc<dyn clock::Time>;
 
-/// Which thread polls the engines (`design.md` 5).
+/// Which thread has the books (`design.md` 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// The hot thread polls the engines: for machines with few cores.
+    /// The hot thread, without rings in between: for machines with few cores.
     Fused,
     /// One engine thread polls all engines.
     Shared,

@@ -3,9 +3,11 @@
 //! It has no clock, disk or thread: the same commands produce the same state and the same events
 //! everywhere (R180).
 //!
-//! Recovery and replay call [`Core::apply`]. The hot thread has admission here, lends the books to
-//! its engines and applies their reports. The result does not depend on the interleaving of reports
-//! of different instruments, so both paths end in the same state.
+//! Recovery and replay call [`Core::apply`]. The hot thread applies the parts of a command one by
+//! one: its book first, admission when the command completes or before the next request. With
+//! engine threads it lends the books to its engines and applies their reports. The result does not
+//! depend on the interleaving of reports of different instruments, so all paths end in the same
+//! state.
 
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
@@ -65,8 +67,9 @@ impl EventSink for Outbox {
 
 /// Outcome of [`Core::match_command`], apart from its events.
 pub(crate) struct Matched {
-    /// The earliest expiry in the book has changed.
-    pub is_expiry_new: bool,
+    /// Earliest expiry in the book before and after.
+    pub expiry_before_ns: Option<u64>,
+    pub expiry_ns: Option<u64>,
     /// See [`Book::take_fok_visits`].
     pub fok_visits: u32,
 }
@@ -248,7 +251,7 @@ impl Core {
     ) -> Matched {
         let book = self.books[book].as_mut();
         let book = book.expect("no engine has the book");
-        let expiry_ns = book.next_expiry_ns();
+        let expiry_before_ns = book.next_expiry_ns();
         let mut sink = Matching {
             each,
             admission: &mut self.admission,
@@ -258,7 +261,8 @@ impl Core {
             Some(listed) => book.apply_listed(envelope, listed, &mut sink),
         };
         Matched {
-            is_expiry_new: expiry_ns != book.next_expiry_ns(),
+            expiry_before_ns,
+            expiry_ns: book.next_expiry_ns(),
             fok_visits: book.take_fok_visits(),
         }
     }
@@ -282,7 +286,7 @@ impl Core {
         self.admission.report_end(cause, command, events, to);
     }
 
-    /// Applies an event that an engine has reported to admission.
+    /// Applies an event of a book to admission.
     #[inline]
     pub(crate) fn event(&mut self, event: &EventEnvelope, cause: &Cause, to: &mut impl ReportSink) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
@@ -293,8 +297,8 @@ impl Core {
         self.admission.set_quote(instrument, quote);
     }
 
-    /// Slots of the books. The hot thread lends the books to engines, and returns them for an
-    /// inspection.
+    /// Slots of the books. With engine threads the hot thread lends the books to engines, and
+    /// returns them for an inspection.
     pub(crate) fn places(&mut self) -> &mut Vec<Option<Box<Book>>> {
         &mut self.books
     }

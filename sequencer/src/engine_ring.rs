@@ -1,6 +1,7 @@
 //! The rings of one engine: commands in, reports out.
 //!
-//! The layout decides which thread polls the engine ([`crate::engine_pool`]); the code is the same.
+//! The layout decides which thread polls the engine ([`crate::engine_pool`]); in layout `fused`
+//! there are no engines.
 //!
 //! An engine never waits and never refuses. Reports that do not fit their ring go to a spill queue.
 //! While the spill is not empty, the engine takes no further command. So one taker may meet any

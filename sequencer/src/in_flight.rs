@@ -1,4 +1,4 @@
-//! Commands in flight: sequenced, sent to their engines, not yet complete.
+//! Commands in flight: sequenced, sent to their engines if there are any, not yet complete.
 //!
 //! They complete in sequence, each with all its events, in whatever order the engines report. So
 //! the journal's units are in sequence.

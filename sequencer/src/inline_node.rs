@@ -63,7 +63,10 @@ impl InlineNode {
 impl Drop for InlineNode {
     fn drop(&mut self) {
         self.port.gate.stop();
-        if let Some(hot) = self.hot.take() {
+        // After a panic the last command may be incomplete, and must not reach the journal.
+        if let Some(hot) = self.hot.take()
+            && !std::thread::panicking()
+        {
             hot.end();
         }
         drop(self.journalled.take());

@@ -8,8 +8,8 @@
 //!   commands in flight. `timers`: timers of sessions.
 //! - [`inline_node`]: single-threaded driver that the caller polls.
 //! - `sink`: sink for complete records: the journal, or none. `codec`, `varint`: their encoding.
-//! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: the hot
-//!   thread (`fused`), one thread (`shared`) or one each (`pinned`).
+//! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: one for
+//!   all (`shared`) or several (`pinned`). In layout `fused` the hot thread has the books.
 //! - [`stats`]: counters for metrics.
 //! - [`reader`]: complete records up to the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.

@@ -237,7 +237,7 @@ impl Port {
         Ok(port)
     }
 
-    /// Which thread polls the engines.
+    /// Which thread has the books.
     pub fn layout(&self) -> Layout {
         self.gate.layout
     }

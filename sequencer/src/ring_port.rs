@@ -118,6 +118,17 @@ pub struct Submission {
     pub is_over_rate: bool,
 }
 
+impl Submission {
+    /// When the request of a command of `now_ns` was read, within what the journal can express.
+    #[inline]
+    pub(crate) fn received_ns(&self, now_ns: u64) -> u64 {
+        match self.received_ns {
+            0 => now_ns,
+            at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
+        }
+    }
+}
+
 /// Ring slot of a request.
 #[derive(Clone, Copy)]
 #[repr(align(64))]

@@ -632,8 +632,16 @@ async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {
 // rows: R172
 #[tokio::test]
 async fn r172_unfillable_fok_orders_are_throttled_by_scan_cost() {
+    for layout in [Layout::Fused, Layout::Shared] {
+        unfillable_fok_orders_are_throttled(layout).await;
+    }
+}
+
+async fn unfillable_fok_orders_are_throttled(layout: Layout) {
     let storage = Arc::new(MemoryStorage::default());
-    let handle = start(config(&Time::new()), &storage);
+    let mut config = config(&Time::new());
+    config.layout = layout;
+    let handle = start(config, &storage);
     let desk = open_desk(handle.port(), 1).await;
     let mut front = rings(&desk, 256);
     let mut seen = Seen::default();

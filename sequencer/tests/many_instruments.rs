@@ -15,7 +15,7 @@ use types::Side;
 
 const FEW: usize = 4;
 const MANY: usize = 3_000;
-/// KiB of resident memory per idle instrument: book, both rings, tables.
+/// KiB of resident memory per idle instrument: book and tables, and both rings of its engine.
 const IDLE_KIB_MAX: usize = 256;
 
 fn start(dir: &Path, layout: Layout) -> SequencerHandle {
@@ -58,7 +58,8 @@ async fn three_thousand_instruments_open_as_little_as_four_and_take_little_memor
     let folders = [FEW, MANY].map(|_| tempfile::tempdir().expect("a folder"));
     let [few, many] = [folders[0].path(), folders[1].path()];
     for (dir, instruments) in [(few, FEW), (many, MANY)] {
-        let handle = start(dir, Layout::Fused);
+        // With rings.
+        let handle = start(dir, Layout::Shared);
         let desk = open_desk(handle.port(), 1).await;
         let mut last = desk.instruments[0];
         let before = resident_kib();

@@ -320,6 +320,7 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
 async fn one_taker_sweeps_many_makers_through_a_small_ring() {
     let storage = Arc::new(MemoryStorage::default());
     let mut config = config();
+    (config.layout, config.ring_capacity) = (sequencer::Layout::Shared, 16);
     config.segment_bytes = 32 << 20;
     let handle = SequencerHandle::start_on(
         config,

@@ -145,7 +145,7 @@ async fn r341_others_orders_get_in_between_the_slices_of_a_mass_cancel() {
     );
     assert!(
         polls >= 1_000usize.div_ceil(SLICE) - 1,
-        "one slice per iteration after the first: {polls}"
+        "one further slice per iteration: {polls}"
     );
     // An order after the mass cancel stays.
     let left = open_orders(&mut node).await;

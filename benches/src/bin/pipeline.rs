@@ -331,7 +331,7 @@ fn page_faults_since(at_warm_up_end: JoinHandle<Option<u64>>, stats: &Stats) -> 
 /// Describes the assignment of threads to cores.
 fn describe_threads(args: &Args, cores: usize) -> String {
     let engines = match args.layout {
-        LayoutArg::Fused => format!("hot thread with all engines on core {}", args.hot_core),
+        LayoutArg::Fused => format!("hot thread with the books on core {}", args.hot_core),
         LayoutArg::Shared => format!(
             "hot thread on core {}, all engines on core {}",
             args.hot_core,
@@ -575,7 +575,7 @@ fn core_count_note(cores: usize, no_journal: bool) -> &'static str {
             one of them. Its work per write is a lower bound of the tail. A third core avoids that."
         }
         (3, _) => {
-            "three cores: client, hot thread and journal have one each. Engines share the hot thread's core."
+            "three cores: client, hot thread and journal have one each. The hot thread has the books."
         }
         _ => {
             "four cores or more: each spinning thread can have a core, so the layouts shared and pinned \

@@ -99,7 +99,6 @@ impl Hot {
 
     fn pump_busy(&mut self) -> bool {
         let mut did_work = false;
-        let mut is_expiry_new = false;
         let mut at = 0;
         while at < self.busy.len() {
             let place = self.busy[at];
@@ -122,15 +121,12 @@ impl Hot {
                 }
                 engine_ring::Report::Nothing => {}
             });
-            is_expiry_new |= expiry_ns != engine_ring.next_expiry_ns;
+            self.is_expiry_gone |= expiry_ns != engine_ring.next_expiry_ns;
             if engine_ring.is_idle() {
                 self.busy.swap_remove(at);
             } else {
                 at += 1;
             }
-        }
-        if is_expiry_new {
-            self.find_next_expiry();
         }
         did_work |= self.complete_all();
         if !did_work && !self.in_flight.is_empty() {

@@ -1,4 +1,4 @@
-//! Commands that end a list of orders: sent only to the engines of those orders, in slices.
+//! Commands that end a list of orders: applied only to the books of those orders, in slices.
 //!
 //! Other members' requests run between two slices.
 
@@ -138,11 +138,10 @@ impl Hot {
 
     /// The engine rings of the instruments in the list.
     pub(super) fn listed_rings(&self) -> impl Iterator<Item = &EngineRing> {
-        Listed::by_instrument(&self.listed)
-            .filter_map(|list| self.engine_rings.get(ring_index_of(list)))
+        Listed::by_instrument(&self.listed).map(|list| &self.engine_rings[book_index_of(list)])
     }
 
-    /// As [`Hot::launch`], for a command that ends a list of orders. Each engine gets its orders.
+    /// As [`Hot::launch`], for a command that ends a list of orders. Each book gets its orders.
     #[cold]
     pub(super) fn launch_listed(&mut self, reply_to: ReplyTo) {
         let reply_to = self.reply_now(reply_to);
@@ -150,7 +149,7 @@ impl Hot {
         let member = self.in_flight.vacant().command.member();
         self.start(Listed::by_instrument(&listed).count(), member, reply_to);
         for list in Listed::by_instrument(&listed) {
-            let at = ring_index_of(list);
+            let at = book_index_of(list);
             if self.is_fused {
                 self.match_last(at, Some(list));
                 continue;
@@ -226,7 +225,7 @@ fn gather_slice(
     is_last.then(|| sweeping.swap_remove(at).events)
 }
 
-/// Index of the engine ring for one instrument's orders of the list.
-fn ring_index_of(list: &[Listed]) -> usize {
+/// Index of the book, and of its engine's ring, for one instrument's orders of the list.
+fn book_index_of(list: &[Listed]) -> usize {
     list[0].instrument.index()
 }

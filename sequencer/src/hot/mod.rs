@@ -1,10 +1,10 @@
-//! The hot thread: admission, sequencing, engine rings, journal, answers.
+//! The hot thread: admission, sequencing, books or the rings of their engines, journal, answers.
 //!
 //! One iteration of its loop serves up to [`TURN_REQUESTS`] requests of the queue and as many of
-//! each ring, and ends with one flush to the journal. In layout `fused` it polls the engines
-//! itself. In the other layouts engine threads do; the rings and the code here are the same. It
-//! waits without a time limit only for engines, and only to inspect the books or to send a list of
-//! orders that is longer than a ring.
+//! each ring, and ends with one flush to the journal. In layout `fused` it has the books and
+//! applies each command to its book right after its admission. In the other layouts it sends the
+//! commands to engines over rings. It waits without a time limit only for engines, and only to
+//! inspect the books or to send a list of orders that is longer than a ring.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -76,6 +76,9 @@ pub(crate) struct Hot {
     busy: Vec<usize>,
     /// Earliest expiry of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
+    /// That expiry is gone from its book. The next one is looked for once per iteration, since
+    /// that reads all books.
+    is_expiry_gone: bool,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
     renaming: (Sequence, UserIx),
@@ -121,6 +124,8 @@ impl Hot {
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
+        // Published at the end of each iteration, and the first may already serve many requests.
+        gate.time_ns.store(core.time_ns(), Ordering::Relaxed);
         // A self-trade that reduces both orders causes two events per maker.
         let orders_max = core.admission().orders_max() as usize;
         let events_max = 2 * orders_max + FEW_EVENTS;
@@ -137,6 +142,7 @@ impl Hot {
             engine_rings: Vec::new(),
             busy: Vec::new(),
             next_expiry_ns: None,
+            is_expiry_gone: false,
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
@@ -160,7 +166,13 @@ impl Hot {
     /// Connects the recovered books to engines and closes the sessions of the last run. Called
     /// once, before the first iteration.
     pub fn begin(&mut self) {
-        if !self.is_fused {
+        if self.is_fused {
+            let books = self.core.places();
+            assert!(
+                books.iter().all(Option::is_some),
+                "recovery restores every book"
+            );
+        } else {
             for at in 0..self.core.places().len() {
                 let book = self.core.places()[at].take();
                 self.open_engine_ring(book.expect("recovery restores every book"));
@@ -504,15 +516,9 @@ impl Hot {
             }
             place.sequence = self.core.sequence().next();
             place.time_ns = now_ns;
-            place.received_ns = match asked.received_ns {
-                0 => now_ns,
-                at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
-            };
-            let Dispatch {
-                route,
-                member,
-                message,
-            } = Dispatch::of(&place.command);
+            place.received_ns = asked.received_ns(now_ns);
+            let dispatch = Dispatch::of(&place.command);
+            let route = dispatch.route;
             let inspected = match route {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => (UserIx::NONE, 0),
@@ -520,8 +526,8 @@ impl Hot {
             if self.is_fused || self.has_room(route) {
                 let (user, left) = inspected;
                 self.scan_limiter.charge(user, clock_ns, left);
-                if let Some(message) = message {
-                    self.count_message(source, member, message, clock_ns);
+                if let Some(message) = dispatch.message {
+                    self.count_message(source, dispatch.member, message, clock_ns);
                 }
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
@@ -659,13 +665,12 @@ impl Hot {
     fn launch_other(&mut self, reply_to: ReplyTo) {
         let envelope = self.in_flight.vacant();
         if let Some(book) = self.core.begin(envelope, &Cause::of(envelope)) {
-            let (kept, lent) = match self.is_fused {
-                true => (Some(book), None),
-                false => (None, Some(book)),
-            };
-            self.core.places().push(kept);
-            lent.into_iter()
-                .for_each(|book| self.open_engine_ring(book));
+            if self.is_fused {
+                self.core.places().push(Some(book));
+            } else {
+                self.core.places().push(None);
+                self.open_engine_ring(book);
+            }
         }
         let envelope = *self.in_flight.vacant();
         let member = envelope.command.member();
@@ -720,8 +725,8 @@ impl Hot {
             let visits = u64::from(matched.fok_visits);
             self.scan_limiter.charge(member, now_ns, visits);
         }
-        if matched.is_expiry_new {
-            self.find_next_expiry();
+        if matched.expiry_before_ns != matched.expiry_ns {
+            self.note_expiry(&matched);
         }
     }
 
@@ -758,7 +763,7 @@ fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
 }
 
 /// What the checks before admission need of a request.
-pub(super) struct Outline {
+struct Outline {
     member: UserIx,
     /// A new order or an amend.
     is_order: bool,
@@ -784,7 +789,7 @@ impl Outline {
 
 /// A message that counts for the order-to-trade ratio.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Message {
+enum Message {
     /// A new order or an amend.
     Order,
     /// A cancel or a refusal.

@@ -8,6 +8,7 @@ use types::command::MassScope;
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
 use super::Hot;
+use crate::core::Matched;
 use crate::port::SubmitError;
 use crate::timers::Timer;
 
@@ -73,7 +74,19 @@ impl Hot {
         }
     }
 
+    /// Updates the earliest expiry of all books after that of one book has changed.
+    #[cold]
+    pub(super) fn note_expiry(&mut self, matched: &Matched) {
+        let is_first = |at_ns: u64| self.next_expiry_ns.is_none_or(|first_ns| at_ns < first_ns);
+        if matched.expiry_ns.is_some_and(is_first) {
+            self.next_expiry_ns = matched.expiry_ns;
+        } else if matched.expiry_before_ns == self.next_expiry_ns {
+            self.is_expiry_gone = true;
+        }
+    }
+
     pub(super) fn find_next_expiry(&mut self) {
+        self.is_expiry_gone = false;
         if self.is_fused {
             self.next_expiry_ns = self.core.next_expiry_ns();
             return;
@@ -87,6 +100,9 @@ impl Hot {
 
     /// Submits the timer commands that are due. One that is refused as `BUSY` stays due.
     pub(super) fn submit_due_timers(&mut self) -> bool {
+        if self.is_expiry_gone {
+            self.find_next_expiry();
+        }
         let Some(next_ns) = self.next_ns() else {
             return false;
         };
