@@ -272,6 +272,7 @@ impl Admission {
     }
 
     /// The open order of a handle.
+    #[inline]
     pub fn order(&self, handle: Handle) -> Option<&OpenOrder> {
         self.tables
             .slots

@@ -68,7 +68,7 @@ impl Admission {
     ///
     /// # Errors
     /// `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT` with the bound.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_size(&self, user: &User, lots: Lots, value: Minor) -> Result<(), Reject> {
         let bounds = self.bounds(user);
         if lots > bounds.lots_per_order {

@@ -96,7 +96,7 @@ impl Admission {
 
     /// Amount that a command charges to the user's budget of the day: `needed`, or zero if identity
     /// has `checked` this order.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_budget(
         &self,
         user: UserIx,

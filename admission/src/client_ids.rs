@@ -47,6 +47,7 @@ impl ClientIds {
     }
 
     /// Slot of the user's open order with this id.
+    #[inline(always)]
     pub fn get(&self, user: UserIx, id: u64) -> Option<u32> {
         let mut at = self.heads[self.bucket(user, id)];
         while at != 0 {
@@ -61,6 +62,7 @@ impl ClientIds {
 
     /// Adds an open order. Panics if the user has an open order with this id, which admission has
     /// excluded.
+    #[inline(always)]
     pub fn insert(&mut self, user: UserIx, id: u64, slot: u32) {
         assert!(
             self.get(user, id).is_none(),
@@ -80,6 +82,7 @@ impl ClientIds {
     }
 
     /// Removes the order of a slot; panics when it is not in the table.
+    #[inline(always)]
     pub fn remove(&mut self, user: UserIx, id: u64, slot: u32) {
         let bucket = self.bucket(user, id);
         let next = self.nodes[slot as usize].next;
@@ -96,6 +99,7 @@ impl ClientIds {
         self.count -= 1;
     }
 
+    #[inline(always)]
     fn bucket(&self, user: UserIx, id: u64) -> usize {
         // High bits of a product with a secret factor: ids collide only by chance. Sixteen
         // consecutive ids share a cache line.

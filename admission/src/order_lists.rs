@@ -144,7 +144,7 @@ impl OrderLists {
     }
 
     /// Appends the order in `slot` to its session's list, or to the user's if it has no session.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         if self.nodes.len() <= slot as usize {
             self.nodes.resize(slot as usize + 1, Link::default());
@@ -162,7 +162,7 @@ impl OrderLists {
     }
 
     /// Removes the order of a slot from its list.
-    #[inline]
+    #[inline(always)]
     pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         let Link {
             prev,

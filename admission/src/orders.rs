@@ -131,6 +131,7 @@ impl Admission {
 
     /// Limit price, or the protection price of a market order (T19). That is the order's own price,
     /// capped by the far limit of the band, or is derived from the last best price.
+    #[inline(always)]
     fn effective_price(
         &self,
         spec: &InstrumentSpec,
@@ -172,6 +173,7 @@ impl Admission {
         )
     }
 
+    #[inline(always)]
     fn choose_hold(&self, r: &NewRequest, asset: AssetIx) -> Result<HoldIx, Reject> {
         let hold = match r.hold {
             Some(hold) => hold,

@@ -545,6 +545,7 @@ impl Admission {
     }
 }
 
+#[inline(always)]
 fn touched_order(touched: &Touched) -> &Brief {
     let order = touched.order.as_ref();
     order.expect("the event names an open order")

@@ -46,7 +46,7 @@ impl FreeSlots {
     }
 
     /// The next free slot, `None` when the table is full.
-    #[inline]
+    #[inline(always)]
     pub fn peek(&self) -> Option<u32> {
         match self.links[0].next {
             0 => {
@@ -63,7 +63,7 @@ impl FreeSlots {
     }
 
     /// Takes a slot; panics when it is taken already.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, slot: u32) {
         if slot >= self.slot_count() {
             // One block, within `max`. A slot past `max` comes from a journal written under a

@@ -48,6 +48,7 @@ impl Admission {
         self.config.orders_max
     }
 
+    #[inline]
     pub fn user(&self, user: UserIx) -> Option<&User> {
         self.tables.users.get(user.index())
     }
@@ -56,6 +57,7 @@ impl Admission {
         self.users.get(id).copied()
     }
 
+    #[inline]
     pub fn spec(&self, instrument: InstrumentIx) -> Option<&InstrumentSpec> {
         self.tables
             .instruments
@@ -110,6 +112,7 @@ impl Admission {
         self.tables.busts.len() as u64
     }
 
+    #[inline]
     pub fn session(&self, session: SessionIx) -> Option<&Session> {
         self.tables.sessions.get(session.index())
     }
@@ -132,6 +135,7 @@ impl Admission {
             .map(|(at, row)| (SessionIx(at as u32), row))
     }
 
+    #[inline]
     pub fn hold(&self, hold: HoldIx) -> Option<&HoldBalance> {
         self.tables.holds.get(hold.index())
     }
@@ -179,6 +183,7 @@ impl Admission {
     }
 
     /// The user's open order with this client order id.
+    #[inline]
     pub fn client_order(&self, user: UserIx, client_order_id: u64) -> Option<types::Handle> {
         let slot = self.client_ids.get(user, client_order_id)?;
         let order = self.tables.slots[slot as usize].order.as_ref();

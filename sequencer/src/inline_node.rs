@@ -64,10 +64,11 @@ impl Drop for InlineNode {
     fn drop(&mut self) {
         self.port.gate.stop();
         // After a panic the last command may be incomplete, and must not reach the journal.
-        if let Some(hot) = self.hot.take()
-            && !std::thread::panicking()
-        {
-            hot.end();
+        if let Some(hot) = self.hot.take() {
+            match std::thread::panicking() {
+                true => self.port.gate.close(),
+                false => hot.end(),
+            }
         }
         drop(self.journalled.take());
     }

@@ -575,7 +575,7 @@ fn core_count_note(cores: usize, no_journal: bool) -> &'static str {
             one of them. Its work per write is a lower bound of the tail. A third core avoids that."
         }
         (3, _) => {
-            "three cores: client, hot thread and journal have one each. The hot thread has the books."
+            "three cores: client, hot thread and journal have one each. In layout fused the hot thread has the books."
         }
         _ => {
             "four cores or more: each spinning thread can have a core, so the layouts shared and pinned \

@@ -88,7 +88,7 @@ impl Meters {
     /// Counts an admitted order message; returns a warning if one is due.
     ///
     /// `order_ns` is its time, if it is an order or amend. `bounds` are those of the member.
-    #[inline]
+    #[inline(always)]
     pub fn message<'a>(
         &mut self,
         member: UserIx,
@@ -120,7 +120,7 @@ impl Meters {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn row(&mut self, member: UserIx) -> Option<&mut Meter> {
         if member.is_none() {
             return None;

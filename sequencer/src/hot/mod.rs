@@ -74,11 +74,11 @@ pub(crate) struct Hot {
     is_fused: bool,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
-    /// Earliest expiry of all books, as of the last reports.
+    /// Earliest expiry of all books, unless `is_expiry_stale`.
     next_expiry_ns: Option<u64>,
-    /// That expiry is gone from its book. The next one is looked for once per iteration, since
-    /// that reads all books.
-    is_expiry_gone: bool,
+    /// That expiry may have changed. It is looked for once per iteration, since that reads all
+    /// books.
+    is_expiry_stale: bool,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
     renaming: (Sequence, UserIx),
@@ -142,7 +142,7 @@ impl Hot {
             engine_rings: Vec::new(),
             busy: Vec::new(),
             next_expiry_ns: None,
-            is_expiry_gone: false,
+            is_expiry_stale: false,
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
@@ -338,6 +338,9 @@ impl Hot {
 
     fn park(&mut self) {
         self.tally.parks += 1;
+        if self.is_expiry_stale {
+            self.find_next_expiry();
+        }
         self.publish();
         self.look_at_backlog();
         self.drop_closed_rings();

@@ -81,12 +81,12 @@ impl Hot {
         if matched.expiry_ns.is_some_and(is_first) {
             self.next_expiry_ns = matched.expiry_ns;
         } else if matched.expiry_before_ns == self.next_expiry_ns {
-            self.is_expiry_gone = true;
+            self.is_expiry_stale = true;
         }
     }
 
     pub(super) fn find_next_expiry(&mut self) {
-        self.is_expiry_gone = false;
+        self.is_expiry_stale = false;
         if self.is_fused {
             self.next_expiry_ns = self.core.next_expiry_ns();
             return;
@@ -100,7 +100,7 @@ impl Hot {
 
     /// Submits the timer commands that are due. One that is refused as `BUSY` stays due.
     pub(super) fn submit_due_timers(&mut self) -> bool {
-        if self.is_expiry_gone {
+        if self.is_expiry_stale {
             self.find_next_expiry();
         }
         let Some(next_ns) = self.next_ns() else {
