@@ -49,8 +49,6 @@ async fn the_floor_writes_the_rows_of_the_platform() {
     let platform = Platform::start(&captured).await.unwrap();
     let records = flow.take(TRADES);
     settle(&platform, records).await;
-    let spent = floor.run(&mut capture, &captured).await.unwrap();
-    assert!(!spent.rows.is_zero() && !spent.evm.is_zero() && spent.ledger <= spent.rows);
     let stats = platform.stats();
     assert_eq!(
         (stats.trades_failed, stats.trades_settled),
@@ -58,6 +56,9 @@ async fn the_floor_writes_the_rows_of_the_platform() {
     );
     assert!(platform.proof().await.unwrap().ok);
     platform.stop().await.unwrap();
+    // Of a stopped platform: a running one gives waiting orders holds of their own after a while.
+    let spent = floor.run(&mut capture, &captured).await.unwrap();
+    assert!(!spent.rows.is_zero() && !spent.evm.is_zero() && spent.ledger <= spent.rows);
     let rows = capture.rows().unwrap();
     capture.end().unwrap();
 
