@@ -25,6 +25,9 @@ use crate::hop::{self, Percentiles, Timer, histogram};
 
 /// Messages per ring.
 const RING: usize = 4_096;
+/// Maximum due messages that a client sends before it polls, like a front that submits the requests
+/// of a datagram.
+pub const SENT_TOGETHER: usize = 8;
 /// Bytes of a segment, like the journal's.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
@@ -127,13 +130,16 @@ fn run_echo(load: Load) -> Percentiles {
     let (mut sent, mut answered, mut next_due_ns) = (0, 0, 0);
     let timer = Timer::start();
     while answered < total {
-        if sent < total
-            && in_flight.len() < RING
-            && timer.ns() >= next_due_ns
-            && request_producer
-                .try_publish(|slot| *slot = [sent; 16])
-                .is_ok()
-        {
+        for _ in 0..SENT_TOGETHER {
+            let is_sent = sent < total
+                && in_flight.len() < RING
+                && timer.ns() >= next_due_ns
+                && request_producer
+                    .try_publish(|slot| *slot = [sent; 16])
+                    .is_ok();
+            if !is_sent {
+                break;
+            }
             in_flight.push_back(next_due_ns);
             sent += 1;
             next_due_ns = due_ns(sent);

@@ -21,9 +21,9 @@ pub fn check(bytes: &[u8]) {
             found.sequence,
             found.time_ns,
             found.durable,
-            found.prev,
             &found.payload,
         );
+        frame::seal(again.bytes_mut(), found.prev);
         let Found::Frame(other) = frame::read(again.bytes()) else {
             panic!("a written frame decodes");
         };

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, TryLockError};
 
 use crate::aligned::Buffer;
 use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
-use crate::log::{Config, Pending, Shared, Tail};
+use crate::log::{Config, Pending, Shared};
 
 /// How much room is left for bytes that wait for the writer, of [`Config::pending_bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,9 @@ pub enum Room {
     Full,
 }
 
+/// Bytes that [`Appender::flush_batch`] adds to others that wait for the writer.
+const BATCH_BYTES: usize = 4_096;
+
 /// Makes frames and hands whole units to the writer.
 ///
 /// Makes no system call unless the writer sleeps, or swaps buffers during [`Appender::flush`].
@@ -24,7 +27,8 @@ pub struct Appender {
     shared: Arc<Shared>,
     /// Frames after the space for a mark.
     local: Buffer,
-    tail: Tail,
+    /// Sequence of the last frame.
+    sequence: u64,
     /// True when the last frame ended its unit.
     is_whole: bool,
     durable: u64,
@@ -32,13 +36,13 @@ pub struct Appender {
 }
 
 impl Appender {
-    pub(crate) fn new(shared: Arc<Shared>, config: Config, start: Tail) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, config: Config, start: u64) -> Self {
         Self {
             shared,
             local: config.buffer(),
-            tail: start,
+            sequence: start,
             is_whole: true,
-            durable: start.sequence,
+            durable: start,
             pending_bytes_max: config.pending_bytes_max,
         }
     }
@@ -54,17 +58,16 @@ impl Appender {
         time_ns: u64,
         payload: &[u8],
     ) {
-        let crc = frame::write(
+        frame::write(
             &mut self.local,
             kind,
             unit_end,
             sequence,
             time_ns,
             self.durable,
-            self.tail.crc,
             payload,
         );
-        self.tail = Tail { sequence, crc };
+        self.sequence = sequence;
         self.is_whole = unit_end;
     }
 
@@ -80,17 +83,16 @@ impl Appender {
         time_ns: u64,
         fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
     ) {
-        let crc = frame::write_small(
+        frame::write_small(
             &mut self.local,
             kind,
             unit_end,
             sequence,
             time_ns,
             self.durable,
-            self.tail.crc,
             fill,
         );
-        self.tail = Tail { sequence, crc };
+        self.sequence = sequence;
         self.is_whole = unit_end;
     }
 
@@ -99,7 +101,7 @@ impl Appender {
         if self.local.len() > MARK_BYTES {
             assert!(self.is_whole, "flush inside a unit");
             let pending = self.shared.pending();
-            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            hand_over(&self.shared, pending, &mut self.local, self.sequence);
             self.durable = self.shared.durable.load(Ordering::Acquire);
         }
     }
@@ -116,10 +118,24 @@ impl Appender {
                 Err(TryLockError::Poisoned(error)) => error.into_inner(),
                 Err(TryLockError::WouldBlock) => return false,
             };
-            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            hand_over(&self.shared, pending, &mut self.local, self.sequence);
             self.durable = self.shared.durable.load(Ordering::Acquire);
         }
         true
+    }
+
+    /// As [`Appender::try_flush`], unless the units are few and others wait for the writer already.
+    ///
+    /// Under load that saves most of the locking, which waits for the stores before it. Units that
+    /// stay local are lost in a panic, so the caller calls [`Appender::try_flush`] when it has
+    /// nothing else to do.
+    #[inline]
+    pub fn flush_batch(&mut self) {
+        let is_next = self.shared.pending_bytes.load(Ordering::Relaxed) == 0;
+        if is_next || self.local.len() >= BATCH_BYTES {
+            // Units that stay local are handed over later.
+            let _ = self.try_flush();
+        }
     }
 
     /// Bytes appended and not handed over, including the space for a mark.
@@ -160,14 +176,14 @@ fn hand_over(
     shared: &Shared,
     mut pending: MutexGuard<'_, Pending>,
     local: &mut Buffer,
-    tail: Tail,
+    sequence: u64,
 ) {
     if pending.buffer.len() <= MARK_BYTES {
         std::mem::swap(&mut pending.buffer, local);
     } else {
         pending.buffer.extend(&local.bytes()[MARK_BYTES..]);
     }
-    pending.tail = tail;
+    pending.sequence = sequence;
     let bytes = pending.buffer.len();
     shared.pending_bytes.store(bytes, Ordering::Relaxed);
     let is_waiting = std::mem::take(&mut pending.is_waiting);

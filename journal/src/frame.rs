@@ -40,6 +40,7 @@ const VERSION_NEAR: u16 = 16;
 const MARK_PAYLOAD_BYTES: usize = 24;
 const MARK: u8 = 3;
 const FLAG_UNIT_END: u8 = 1;
+const PREV_AT: std::ops::Range<usize> = 32..36;
 const CRC_AT: std::ops::Range<usize> = 36..40;
 
 const _: () = assert!(MARK_BYTES.is_multiple_of(8) && HEADER_BYTES.is_multiple_of(8));
@@ -91,7 +92,7 @@ pub const fn frame_bytes(payload: usize) -> usize {
     HEADER_BYTES + payload.next_multiple_of(8)
 }
 
-/// Appends a frame to `out`, whose length is a multiple of 8. Returns its checksum.
+/// Appends a frame to `out`, whose length is a multiple of 8. [`seal`] completes it.
 pub fn write(
     out: &mut Buffer,
     kind: FrameKind,
@@ -99,9 +100,8 @@ pub fn write(
     sequence: u64,
     time_ns: u64,
     durable: u64,
-    prev: u32,
     payload: &[u8],
-) -> u32 {
+) {
     assert!(
         !payload.is_empty() && payload.len() <= PAYLOAD_BYTES_MAX,
         "frame payload must be 1 byte to 64 KiB"
@@ -115,20 +115,35 @@ pub fn write(
         sequence,
         time_ns,
         durable,
-        prev,
+        0,
     ));
     out.extend(payload);
     out.resize(start + frame_bytes(payload.len()));
-    let frame = &mut out.bytes_mut()[start..];
-    let crc = crc32c::crc32c(frame);
-    frame[CRC_AT].copy_from_slice(&crc.to_le_bytes());
-    crc
+}
+
+/// Chains frames of [`write`] to the frame with the checksum `prev`: sets the fields `prev` and
+/// `crc` of each. Returns the checksum of the last one.
+///
+/// Apart from [`write`], so that the thread that waits for the disk does it, not the one that
+/// appends.
+pub fn seal(frames: &mut [u8], mut prev: u32) -> u32 {
+    let mut rest = frames;
+    while !rest.is_empty() {
+        let bytes = frame_bytes(u32_at(rest, 0) as usize);
+        let (frame, others) = rest.split_at_mut(bytes);
+        frame[PREV_AT].copy_from_slice(&prev.to_le_bytes());
+        frame[CRC_AT].fill(0);
+        prev = crc32c::crc32c(frame);
+        frame[CRC_AT].copy_from_slice(&prev.to_le_bytes());
+        rest = others;
+    }
+    prev
 }
 
 /// Longest frame of a small payload, plus 8 bytes of zeros for the padding.
 const SMALL_FRAME_BYTES: usize = HEADER_BYTES + SMALL_BYTES + 8;
 
-/// Appends a frame whose payload `fill` writes in place; returns the frame's checksum.
+/// As [`write`], for a payload that `fill` writes in place.
 ///
 /// `fill` returns the length, 1 to [`SMALL_BYTES`]. The length of `out` is a multiple of 8.
 #[inline]
@@ -139,9 +154,8 @@ pub(crate) fn write_small(
     sequence: u64,
     time_ns: u64,
     durable: u64,
-    prev: u32,
     fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
-) -> u32 {
+) {
     let place = out.spare::<SMALL_FRAME_BYTES>();
     let (head, rest) = place
         .split_first_chunk_mut::<HEADER_BYTES>()
@@ -156,12 +170,8 @@ pub(crate) fn write_small(
     );
     rest[length..length + 8].fill(0);
     let flags = if unit_end { FLAG_UNIT_END } else { 0 };
-    *head = header(length, kind.code(), flags, sequence, time_ns, durable, prev);
-    let bytes = frame_bytes(length);
-    let crc = crc32c::crc32c(&place[..bytes]);
-    place[CRC_AT].copy_from_slice(&crc.to_le_bytes());
-    out.extend_into_spare(bytes);
-    crc
+    *head = header(length, kind.code(), flags, sequence, time_ns, durable, 0);
+    out.extend_into_spare(frame_bytes(length));
 }
 
 impl FrameKind {
@@ -213,7 +223,7 @@ fn header(
     head[8..16].copy_from_slice(&sequence.to_le_bytes());
     head[16..24].copy_from_slice(&time_ns.to_le_bytes());
     head[24..32].copy_from_slice(&durable.to_le_bytes());
-    head[32..36].copy_from_slice(&prev.to_le_bytes());
+    head[PREV_AT].copy_from_slice(&prev.to_le_bytes());
     head
 }
 
@@ -260,7 +270,7 @@ pub(crate) fn read_with(bytes: &[u8], mut memory: Vec<u8>) -> Found {
     }
     let crc = u32_at(head, CRC_AT.start);
     let payload = &whole[HEADER_BYTES..HEADER_BYTES + length];
-    let prev = u32_at(head, 32);
+    let prev = u32_at(head, PREV_AT.start);
     if kind == MARK {
         if length != MARK_PAYLOAD_BYTES {
             return Found::Damaged;
@@ -334,8 +344,6 @@ pub(crate) fn may_begin(bytes: &[u8]) -> bool {
 pub(crate) struct Unit {
     pub bytes: usize,
     pub sequence: u64,
-    /// Checksum of its last frame.
-    pub crc: u32,
 }
 
 /// Returns the first unit of a buffer that this process filled. Verifies no checksum.
@@ -348,7 +356,6 @@ pub(crate) fn first_unit(bytes: &[u8]) -> Unit {
             return Unit {
                 bytes: at,
                 sequence: u64_at(head, 8),
-                crc: u32_at(head, CRC_AT.start),
             };
         }
     }

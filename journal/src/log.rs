@@ -6,8 +6,8 @@
 //! are not touched. Creating or opening a segment is retried after a shortage of space, memory or
 //! descriptors, since the segment contains nothing yet.
 //!
-//! The appender makes the finished frames, chain and checksum included. The writer's thread swaps
-//! buffers, adds a mark per batch and waits for the disk.
+//! The appender makes the frames. The writer's thread swaps buffers, adds checksums and chain, a
+//! mark per batch, and waits for the disk.
 
 use std::io;
 use std::ops::Range;
@@ -225,18 +225,12 @@ pub(crate) struct Counters {
     pub segment_waits: AtomicU64,
 }
 
-/// Last frame of an append position: the next frame continues it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tail {
-    pub sequence: u64,
-    pub crc: u32,
-}
-
 #[derive(Default)]
 pub(crate) struct Pending {
     /// Whole units after the space for a mark.
     pub buffer: Buffer,
-    pub tail: Tail,
+    /// Sequence of the last unit.
+    pub sequence: u64,
     pub is_stopping: bool,
     /// The writer sleeps: the appender must wake it.
     pub is_waiting: bool,
@@ -307,8 +301,8 @@ pub struct Journal {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     config: Config,
-    /// Where the appender begins; `None` once there is an appender.
-    start: Mutex<Option<Tail>>,
+    /// Sequence after which the appender begins; `None` once there is an appender.
+    start: Mutex<Option<u64>>,
 }
 
 impl Journal {
@@ -394,10 +388,7 @@ impl Journal {
             shared,
             writer: Some(writer),
             config,
-            start: Mutex::new(Some(Tail {
-                sequence: end.sequence,
-                crc: end.crc,
-            })),
+            start: Mutex::new(Some(end.sequence)),
         })
     }
 

@@ -1,4 +1,5 @@
-//! The writer's thread: takes pending units, marks and writes them, advances the commit position.
+//! The writer's thread: takes pending units, seals, marks and writes them, advances the commit
+//! position.
 //!
 //! A second thread creates the next segment ahead of need.
 
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
-use crate::log::{Config, Shared, Tail, WriterThread};
+use crate::log::{Config, Shared, WriterThread};
 use crate::recent::Missed;
 use crate::scan::End;
 use crate::storage::{Storage, is_out_of_descriptors};
@@ -72,12 +73,12 @@ impl Writer {
             thread: thread_priority::thread_native_id(),
         });
         let mut buffer = std::mem::take(&mut self.buffer);
-        while let Some(tail) = self.take_pending(&mut buffer) {
+        while let Some(sequence) = self.take_pending(&mut buffer) {
             if self.shared.is_failed.load(Ordering::Acquire) {
                 continue;
             }
             let (begun, bytes) = (Instant::now(), buffer.len());
-            if let Err(error) = self.write(&mut buffer, tail) {
+            if let Err(error) = self.write(&mut buffer, sequence) {
                 tracing::error!(%error, "journal write failed; no more orders are accepted until a restart");
                 self.shared.fail(&error.to_string());
             } else if bytes > GATHER_FROM_BYTES {
@@ -87,8 +88,9 @@ impl Writer {
         }
     }
 
-    /// Waits for units and swaps them into `buffer`; `None` when closed and all is written.
-    fn take_pending(&self, buffer: &mut Buffer) -> Option<Tail> {
+    /// Waits for units and swaps them into `buffer`. Returns their last sequence; `None` when
+    /// closed and all is written.
+    fn take_pending(&self, buffer: &mut Buffer) -> Option<u64> {
         buffer.resize(MARK_BYTES);
         let mut pending = self.shared.pending();
         while pending.buffer.len() <= MARK_BYTES {
@@ -105,7 +107,7 @@ impl Writer {
         pending.is_waiting = false;
         std::mem::swap(buffer, &mut pending.buffer);
         self.shared.pending_bytes.store(0, Ordering::Relaxed);
-        Some(pending.tail)
+        Some(pending.sequence)
     }
 
     fn room(&self) -> u64 {
@@ -116,14 +118,14 @@ impl Writer {
         bytes.next_multiple_of(self.block) as u64
     }
 
-    fn write(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
+    fn write(&mut self, buffer: &mut Buffer, last: u64) -> io::Result<()> {
         if self.extent(buffer.len()) > self.room() {
             if self.extent(buffer.len()) > self.segment_bytes {
                 return self.split(buffer);
             }
             self.roll(self.segment_bytes)?;
         }
-        self.write_batch(buffer, tail)
+        self.write_batch(buffer, last)
     }
 
     /// Splits units into batches that fit their segments; each is durable before the next.
@@ -131,17 +133,14 @@ impl Writer {
         let mut rest = &buffer.bytes()[MARK_BYTES..];
         let mut batch = std::mem::take(&mut self.scratch);
         while !rest.is_empty() {
-            let (mut bytes, mut tail) = (0, Tail::default());
+            let (mut bytes, mut last) = (0, 0);
             while bytes < rest.len() {
                 let unit = frame::first_unit(&rest[bytes..]);
                 if self.extent(MARK_BYTES + bytes + unit.bytes) > self.room() {
                     break;
                 }
                 bytes += unit.bytes;
-                tail = Tail {
-                    sequence: unit.sequence,
-                    crc: unit.crc,
-                };
+                last = unit.sequence;
             }
             if bytes == 0 {
                 let unit = self.extent(MARK_BYTES + frame::first_unit(rest).bytes);
@@ -150,39 +149,38 @@ impl Writer {
             }
             batch.resize(MARK_BYTES);
             batch.extend(&rest[..bytes]);
-            self.write_batch(&mut batch, tail)?;
+            self.write_batch(&mut batch, last)?;
             rest = &rest[bytes..];
         }
         self.scratch = batch;
         Ok(())
     }
 
-    /// Writes a batch that fits into the segment; durable when it returns.
-    fn write_batch(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
+    /// Seals and writes a batch that fits into the segment; durable when it returns. `last` is the
+    /// sequence of its last unit.
+    fn write_batch(&mut self, buffer: &mut Buffer, last: u64) -> io::Result<()> {
         let frame_bytes = (buffer.len() - MARK_BYTES) as u64;
         let extent = self.extent(buffer.len());
         assert!(extent <= self.room(), "batch exceeds its segment");
-        assert!(
-            tail.sequence > self.end.sequence,
-            "commit position must increase"
-        );
+        assert!(last > self.end.sequence, "commit position must increase");
         let mark = frame::mark(&Mark {
             batch: self.end.batch + 1,
             extent,
             durable: self.end.sequence,
-            last: tail.sequence,
+            last,
             prev: self.end.crc,
         });
         buffer.bytes_mut()[..MARK_BYTES].copy_from_slice(&mark);
+        let crc = frame::seal(&mut buffer.bytes_mut()[MARK_BYTES..], self.end.crc);
         let blocks = buffer.padded(self.block);
         self.storage
             .write(self.end.segment, self.end.offset, blocks)?;
         self.storage.sync(self.end.segment)?;
         self.end = End {
             offset: self.end.offset + extent,
-            sequence: tail.sequence,
+            sequence: last,
             batch: self.end.batch + 1,
-            crc: tail.crc,
+            crc,
             ..self.end
         };
         let counters = &self.shared.counters;
@@ -191,7 +189,7 @@ impl Writer {
             .frame_bytes
             .fetch_add(frame_bytes, Ordering::Relaxed);
         counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
-        self.shared.durable.store(tail.sequence, Ordering::Release);
+        self.shared.durable.store(last, Ordering::Release);
         // Before the rest, because reports to clients wait for this call.
         self.shared.notify_listeners();
         let offset = self.end.offset - extent;

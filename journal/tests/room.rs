@@ -90,6 +90,41 @@ fn log_waits_until_its_next_segment_can_be_created() {
 }
 
 #[test]
+fn few_units_stay_with_the_appender_while_others_wait_for_the_writer() {
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open(&storage);
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    storage.create_finds_disk_full.store(true, SeqCst);
+    let mut last = fill(&mut appender, &commit);
+    let mut append_batch = |appender: &mut Appender| {
+        last += 1;
+        appender.append(FrameKind::Command, true, last, 1, &[7; 400]);
+        appender.flush_batch();
+        last
+    };
+    append_batch(&mut appender);
+    // Now others wait in any case.
+    appender.flush();
+    for _ in 0..9 {
+        append_batch(&mut appender);
+        assert!(appender.has_local());
+    }
+    append_batch(&mut appender);
+    assert!(!appender.has_local(), "4 KiB are handed over");
+    let last = append_batch(&mut appender);
+    assert!(appender.has_local());
+    storage.create_finds_disk_full.store(false, SeqCst);
+    wait(&commit, last - 1).expect("durable");
+    // Nothing else waits.
+    let begun = Instant::now();
+    while appender.has_local() {
+        assert!(begun.elapsed() < HANG, "never handed over");
+        appender.flush_batch();
+    }
+    wait(&commit, last).expect("durable");
+}
+
+#[test]
 fn the_last_eighth_of_the_room_is_a_reserve() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);

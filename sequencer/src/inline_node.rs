@@ -53,6 +53,7 @@ impl InlineNode {
     }
 
     /// One iteration of the hot loop: requests, matching, answers, journal. True when it did work.
+    /// Records may wait for the journal until an iteration without work.
     // Not inlined, so that profiles show it.
     #[inline(never)]
     pub fn poll(&mut self) -> bool {

@@ -23,12 +23,16 @@ impl JournalSink {
         appender.local_bytes() - before
     }
 
-    /// Hands the buffer to the journal's writer. Never waits: false while the writer swaps buffers,
-    /// and the next iteration retries.
-    pub fn flush(&mut self) -> bool {
+    /// Hands the buffer to the journal's writer. Never waits: while the writer swaps buffers it
+    /// does nothing, and the next iteration retries. With `is_busy`, a small buffer may stay until
+    /// an iteration without work.
+    pub fn flush(&mut self, is_busy: bool) {
         match self {
-            Self::File(appender) => appender.try_flush(),
-            Self::Null => true,
+            Self::File(appender) if is_busy => appender.flush_batch(),
+            Self::File(appender) => {
+                let _ = appender.try_flush();
+            }
+            Self::Null => {}
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 use crate::attacks::{self, Attacks};
-use crate::shell;
+use crate::{fuzz, shell};
 
 /// Programs that the suite runs, with their Debian packages. PostgreSQL is not listed: its script
 /// installs it.
@@ -28,6 +28,7 @@ const PROGRAMS: [(&str, &str); 12] = [
 /// Runs everything. The first failure aborts the suite; the services are stopped in any case.
 pub fn run() -> anyhow::Result<()> {
     check_programs()?;
+    fuzz_lock_file()?;
     conformance()?;
     clients()?;
     disk_full()?;
@@ -51,6 +52,17 @@ fn check_programs() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Checks that the lock file of the fuzz targets is current: no other step builds that workspace.
+fn fuzz_lock_file() -> anyhow::Result<()> {
+    println!("lock file of the fuzz targets");
+    let metadata = ["metadata", "--locked", "--format-version", "1"];
+    let manifest = ["--manifest-path", fuzz::MANIFEST];
+    let args = [&metadata[..], &manifest].concat();
+    shell::output(&shell::root(), "cargo", &args)
+        .map(drop)
+        .context("update it: run the same command without --locked, and commit the file")
 }
 
 /// Runs the official Connect conformance suite on the protocol layer with all three protocols.

@@ -13,7 +13,7 @@ use anyhow::{Context, bail, ensure};
 use crate::shell;
 
 /// A separate workspace: only this task needs libFuzzer.
-const MANIFEST: &str = "fuzz/libfuzzer/Cargo.toml";
+pub const MANIFEST: &str = "fuzz/libfuzzer/Cargo.toml";
 
 /// LLVM instrumentation of every crate: edge counters, their addresses, comparison operands.
 const COVERAGE: &[&str] = &[

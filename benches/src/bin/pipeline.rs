@@ -214,7 +214,11 @@ impl Client {
         let mut unsent: Option<Request> = None;
         let mut next_due_ns = 0;
         while answered < total {
-            if sent < total && self.now_ns() >= next_due_ns && sent - answered < WINDOW as u64 {
+            for _ in 0..baseline::SENT_TOGETHER {
+                let is_due = sent < total && self.now_ns() >= next_due_ns;
+                if !is_due || sent - answered >= WINDOW as u64 {
+                    break;
+                }
                 let request = unsent.take().unwrap_or_else(|| self.load.next_request());
                 self.sent[sent as usize % WINDOW] = InFlightRequest {
                     due_ns: next_due_ns,
@@ -228,6 +232,7 @@ impl Client {
                     Err(SubmitError::Busy) => {
                         self.results.ring_full += 1;
                         unsent = Some(request);
+                        break;
                     }
                     Err(other) => anyhow::bail!("the node stopped: {other}"),
                 }
@@ -532,6 +537,8 @@ fn main() -> anyhow::Result<()> {
 fn run_inline(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
     let mut config = Config::new(dir);
     config.layout = Layout::Fused;
+    // The journal's settings depend on whether the hot thread is pinned.
+    config.core = Some(args.hot_core);
     let backlog = Arc::new(Backlog::new(Bounds::NONE));
     let node = if args.no_journal {
         InlineNode::volatile(config, backlog)

@@ -9,7 +9,7 @@ impl Hot {
     /// Runs `read` between two commands: waits until nothing is in flight and borrows the books.
     pub(super) fn show(&mut self, read: Inspection) {
         while !self.in_flight.is_empty() {
-            self.pump();
+            self.pump_or_yield();
         }
         for at in 0..self.engine_rings.len() {
             while !self.engine_rings[at].request_book() {

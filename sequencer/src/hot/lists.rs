@@ -190,7 +190,7 @@ impl Hot {
     #[cold]
     fn wait_for(&mut self, at: usize) {
         self.engine_pool.unpark(at);
-        self.pump();
+        self.pump_or_yield();
         self.check_engine_pool();
     }
 }

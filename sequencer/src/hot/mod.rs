@@ -1,7 +1,7 @@
 //! The hot thread: admission, sequencing, books or the rings of their engines, journal, answers.
 //!
 //! One iteration of its loop serves up to [`TURN_REQUESTS`] requests of the queue and as many of
-//! each ring, and ends with one flush to the journal. In layout `fused` it has the books and
+//! each ring, and ends with a flush to the journal. In layout `fused` it has the books and
 //! applies each command to its book right after its admission. In the other layouts it sends the
 //! commands to engines over rings. It waits without a time limit only for engines, and only to
 //! inspect the books or to send a list of orders that is longer than a ring.
@@ -49,7 +49,7 @@ const FEW_EVENTS: usize = 1_024;
 /// Commands in flight at once; with more, requests wait in the queue.
 const IN_FLIGHT_MAX: usize = 8_192;
 /// Checks for requests between two iterations of an idle thread that spins.
-const LOOKS: usize = 16;
+const LOOKS: usize = 64;
 /// Maximum wait for a full ring, with reports drained meanwhile, before the request is `BUSY`.
 ///
 /// It is longer than a scheduler's slice, so that an engine that loses its core for a moment costs
@@ -248,10 +248,13 @@ impl Hot {
     /// One iteration: requests, the front that shares the thread, the flush to the journal. True
     /// when it did work.
     pub fn step(&mut self) -> bool {
-        let did_work = self.run_round() | self.poll_front();
+        let mut did_work = self.run_round();
+        // Counts as work, so that the front is woken.
+        did_work |= self.publish_reports();
+        did_work |= self.poll_front();
         self.begin_last();
         // After the front: a writer that wakes may take this core before *accepted* is sent.
-        self.keep.flush();
+        self.keep.flush(did_work);
         self.watch_journal();
         if did_work {
             self.rings.iter().for_each(HotRingPort::wake);
@@ -282,7 +285,7 @@ impl Hot {
         if room == Room::Full || self.in_flight.room() == 0 {
             return Err(SubmitError::Busy);
         }
-        // Orders stop for a front that does not read only when its spill is half full.
+        // Orders stop for a front that does not read only when its queue is half full.
         if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
         }
@@ -351,7 +354,7 @@ impl Hot {
             }
             _ => PARK,
         };
-        if self.rings.iter().any(HotRingPort::has_spill) {
+        if self.rings.iter().any(HotRingPort::is_behind) {
             sleep = sleep.min(PARK_BEHIND);
         }
         let (gate, rings, polled) = (&self.gate, &self.rings, self.polled.as_deref());
@@ -435,6 +438,8 @@ impl Hot {
             self.serve(request, now_ns, ReplyTo::Ring { port, tag });
             self.pump();
         }
+        // After refusals nothing has completed.
+        self.rings[port].publish_last();
         did_work
     }
 
@@ -540,9 +545,7 @@ impl Hot {
             // Admitted again after the wait: reports drained meanwhile may change the outcome.
             let since = *waiting_since.get_or_insert_with(Instant::now);
             while !self.has_room(route) {
-                if !self.pump() {
-                    std::thread::yield_now();
-                }
+                self.pump_or_yield();
                 let is_over = since.elapsed() > ROOM_WAIT;
                 if (is_over || self.is_given_up(route)) && !self.has_room(route) {
                     if is_over {

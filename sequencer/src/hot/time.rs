@@ -46,10 +46,8 @@ impl Hot {
                 keep_orders: false,
             };
             while self.own_request(&close) == Err(SubmitError::Busy) {
-                // A flush that fails is retried.
-                let _ = self.keep.flush();
-                self.pump();
-                std::thread::yield_now();
+                self.keep.flush(false);
+                self.pump_or_yield();
             }
         }
     }

@@ -36,9 +36,7 @@ impl Hot {
         };
         let since = Instant::now();
         while has_to_wait && self.in_flight.first() <= self.renaming.0 {
-            if !self.pump() {
-                std::thread::yield_now();
-            }
+            self.pump_or_yield();
             if since.elapsed() > ROOM_WAIT {
                 return Err(SubmitError::Busy);
             }
@@ -76,9 +74,7 @@ impl Hot {
                 self.given_up = first;
                 return Err(SubmitError::Busy);
             }
-            if !self.pump() {
-                std::thread::yield_now();
-            }
+            self.pump_or_yield();
         }
         Ok(())
     }

@@ -85,8 +85,8 @@ pub enum Task {
         seconds: u64,
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
-    /// 1,500,000/s. Prints medians over the rounds, and their ratios to the bare rings. Fails if a
-    /// ratio exceeds its goal.
+    /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the figures
+    /// of a server with the same cost per message. Fails if a ratio exceeds its goal.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
@@ -94,6 +94,9 @@ pub enum Task {
         /// Measured seconds of each run.
         #[arg(long, default_value_t = 4)]
         seconds: u64,
+        /// Core of the hot thread, best one without the disk's interrupts (`/proc/interrupts`).
+        #[arg(long, default_value_t = 1)]
+        hot_core: usize,
     },
 }
 
@@ -122,7 +125,11 @@ pub fn run(task: Task) -> anyhow::Result<()> {
         } => settle::run(trades, members, dir.as_deref()),
         Task::Settlement { seconds } => settlement::run(seconds),
         Task::Steady { rate, seconds } => steady::run(rate, seconds),
-        Task::Pipeline { rounds, seconds } => pipeline::run(rounds, seconds),
+        Task::Pipeline {
+            rounds,
+            seconds,
+            hot_core,
+        } => pipeline::run(rounds, seconds, hot_core),
     }
 }
 

@@ -11,6 +11,8 @@ use crate::shell;
 const INLINE_COMMANDS: &str = "1000000";
 /// The capacity at 8 requests per poll, the middle one of three measurements.
 const CAPACITY: &str = "/by_hand/1/capacity_per_s";
+/// Maximum cost of a command with the journal, as a ratio to that without it.
+const JOURNAL_COST_MAX: f64 = 1.3;
 /// Compared percentiles.
 const PERCENTILES: [&str; 2] = ["p50_ns", "p99_ns"];
 
@@ -55,6 +57,8 @@ struct Run {
     accepted: [f64; 2],
     /// The same load over bare rings with the same writes.
     bare: [f64; 2],
+    /// As `bare`, with the inline cost of a command per message: the least that the rates allow.
+    same_cost: [f64; 2],
 }
 
 impl Run {
@@ -66,11 +70,26 @@ impl Run {
         Ok(Self {
             accepted: both("accepted")?,
             bare: both("floor")?,
+            same_cost: both("floor_service")?,
         })
     }
 
     fn ratios(&self) -> [f64; 2] {
         [0, 1].map(|at| self.accepted[at] / self.bare[at].max(1.0))
+    }
+
+    fn format(&self, ratios: [f64; 2]) -> String {
+        let us = |ns: f64| ns / 1_000.0;
+        let of = |name: &str, at: usize| {
+            format!(
+                "{name} {:.2} us, bare rings {:.2} us, with the same cost {:.2} us, ratio {:.2}",
+                us(self.accepted[at]),
+                us(self.bare[at]),
+                us(self.same_cost[at]),
+                ratios[at]
+            )
+        };
+        format!("{}; {}", of("p50", 0), of("p99", 1))
     }
 }
 
@@ -78,14 +97,26 @@ impl Run {
 ///
 /// # Errors
 /// The build or a run fails, or a median ratio exceeds its goal.
-pub fn run(rounds: usize, seconds: u64) -> anyhow::Result<()> {
+pub fn run(rounds: usize, seconds: u64, hot_core: usize) -> anyhow::Result<()> {
+    // With two cores the client has the other one.
+    let client_core = usize::from(hot_core == 0).to_string();
+    let hot_core = hot_core.to_string();
+    let cores = ["--hot-core", &hot_core, "--client-core", &client_core];
     let program = shell::build_release("benches", "pipeline")?;
     let seconds = seconds.to_string();
-    let mut runs = LOADS.map(|_| Vec::new());
+    let (mut runs, mut journal_costs) = (LOADS.map(|_| Vec::new()), Vec::new());
     for round in 1..=rounds {
-        let inline = figures(&program, &["--inline", INLINE_COMMANDS])?;
+        let run = |args: &[&str]| figures(&program, &[&cores[..], args].concat());
+        let inline = run(&["--inline", INLINE_COMMANDS])?;
+        let volatile = run(&["--inline", INLINE_COMMANDS, "--no-journal"])?;
+        let round_costs = costs(&inline, &volatile)?;
         let capacity = number(&inline, CAPACITY)?;
-        println!("round {round}: capacity {capacity:.0}/s");
+        let cost_ns = (1e9 / capacity).round().to_string();
+        println!(
+            "round {round}: capacity {capacity:.0}/s; {}",
+            format_costs(round_costs)
+        );
+        journal_costs.push(round_costs);
         for step in 0..LOADS.len() {
             // Each round starts with another load, so the loads' order does not matter.
             let at = (round + step) % LOADS.len();
@@ -94,34 +125,61 @@ pub fn run(rounds: usize, seconds: u64) -> anyhow::Result<()> {
                 Rate::PerS(rate) => rate,
             };
             let rate = rate.to_string();
-            let run = figures(&program, &["--rate", &rate, "--seconds", &seconds])?;
+            let load = ["--rate", &rate, "--seconds", &seconds];
+            let run = run(&[&load[..], &["--service-ns", &cost_ns]].concat())?;
             let faults = &run["hot_page_faults"];
             let run = Run::of(&run)?;
             println!(
                 "round {round}, {} ({rate}/s): {}; page faults {faults}",
                 LOADS[at].name,
-                format_latencies(run.accepted, run.bare, run.ratios())
+                run.format(run.ratios())
             );
             runs[at].push(run);
         }
     }
-    report(&runs)
+    report(&runs, &journal_costs)
+}
+
+/// Cost of a command with the journal as a ratio to that without, by number of requests per poll.
+fn costs(with: &Value, without: &Value) -> anyhow::Result<[f64; 3]> {
+    let cost =
+        |figures: &Value, at: usize| number(figures, &format!("/by_hand/{at}/ns_per_command"));
+    let mut ratios = [0.0; 3];
+    for (at, ratio) in ratios.iter_mut().enumerate() {
+        *ratio = cost(with, at)? / cost(without, at)?;
+    }
+    Ok(ratios)
+}
+
+fn format_costs([one, eight, many]: [f64; 3]) -> String {
+    format!(
+        "cost with the journal, ratio to that without: {one:.2}, {eight:.2}, {many:.2} \
+         (1, 8, 64 requests per poll)"
+    )
 }
 
 /// Prints the medians and compares their ratios with the goals.
-fn report(runs: &[Vec<Run>]) -> anyhow::Result<()> {
+fn report(runs: &[Vec<Run>], journal_costs: &[[f64; 3]]) -> anyhow::Result<()> {
     let mut missed = Vec::new();
+    let costs = [0, 1, 2].map(|at| median(journal_costs.iter().map(|costs| costs[at]).collect()));
+    println!("medians: {}", format_costs(costs));
+    if costs[1] > JOURNAL_COST_MAX {
+        let cost = costs[1];
+        missed.push(format!(
+            "cost with the journal {cost:.2}, goal {JOURNAL_COST_MAX}"
+        ));
+    }
     for (load, runs) in LOADS.iter().zip(runs) {
         let medians = |of: fn(&Run) -> [f64; 2]| {
             [0, 1].map(|at| median(runs.iter().map(|run| of(run)[at]).collect()))
         };
         let ratios = medians(Run::ratios);
-        let (accepted, bare) = (medians(|run| run.accepted), medians(|run| run.bare));
-        println!(
-            "medians, {}: {}",
-            load.name,
-            format_latencies(accepted, bare, ratios)
-        );
+        let run = Run {
+            accepted: medians(|run| run.accepted),
+            bare: medians(|run| run.bare),
+            same_cost: medians(|run| run.same_cost),
+        };
+        println!("medians, {}: {}", load.name, run.format(ratios));
         for ((name, ratio), goal) in PERCENTILES.iter().zip(ratios).zip(load.goals) {
             if let Some(goal) = goal
                 && ratio > goal
@@ -135,20 +193,6 @@ fn report(runs: &[Vec<Run>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn format_latencies(accepted: [f64; 2], bare: [f64; 2], ratios: [f64; 2]) -> String {
-    let us = |ns: f64| ns / 1_000.0;
-    format!(
-        "p50 {:.2} us, bare rings {:.2} us, ratio {:.2}; p99 {:.1} us, bare rings {:.1} us, \
-         ratio {:.2}",
-        us(accepted[0]),
-        us(bare[0]),
-        ratios[0],
-        us(accepted[1]),
-        us(bare[1]),
-        ratios[1]
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +202,7 @@ mod tests {
         let run = |p50, p99| Run {
             accepted: [p50, p99],
             bare: [1_000.0, 1_000.0],
+            same_cost: [1_500.0, 1_500.0],
         };
         let runs = |p50: [f64; 3]| {
             let mut runs = LOADS.map(|_| Vec::new());
@@ -165,8 +210,11 @@ mod tests {
             runs[1].push(run(9_000.0, 2_000.0));
             runs
         };
-        report(&runs([2_500.0, 9_000.0, 1_000.0])).expect("both at their goals");
-        let error = report(&runs([2_600.0, 9_000.0, 1_000.0])).expect_err("above 2.5");
+        let costs = [[9.0, 1.3, 9.0]];
+        report(&runs([2_500.0, 9_000.0, 1_000.0]), &costs).expect("all at their goals");
+        let error = report(&runs([2_500.0; 3]), &[[1.0, 1.4, 1.0]]).expect_err("above 1.3");
+        assert!(error.to_string().contains("journal 1.40"), "{error}");
+        let error = report(&runs([2_600.0, 9_000.0, 1_000.0]), &costs).expect_err("above 2.5");
         let text = error.to_string();
         assert!(
             text.contains("60 % of capacity: p50_ns ratio 2.60"),
