@@ -195,11 +195,12 @@ impl Hot {
         let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
-            if self.step() {
+            // The first iteration without work hands nothing over: the next request may be near.
+            if self.step_once(idle_since.is_none()) {
                 idle_since = None;
                 continue;
             }
-            if !self.in_flight.is_empty() || !self.keep.is_handed_over() {
+            if !self.in_flight.is_empty() {
                 std::hint::spin_loop();
             } else if is_stopping {
                 self.keep.finish();
@@ -207,8 +208,10 @@ impl Hot {
                 return;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
                 self.watch();
-            } else {
+            } else if self.keep.is_handed_over() {
                 self.park();
+            } else {
+                std::hint::spin_loop();
             }
         }
     }
@@ -248,13 +251,20 @@ impl Hot {
     /// One iteration: requests, the front that shares the thread, the flush to the journal. True
     /// when it did work.
     pub fn step(&mut self) -> bool {
+        self.step_once(false)
+    }
+
+    /// As [`Hot::step`]. With `is_busy`, few records may wait for another iteration also when it
+    /// did no work.
+    #[inline]
+    fn step_once(&mut self, is_busy: bool) -> bool {
         let mut did_work = self.run_round();
         // Counts as work, so that the front is woken.
         did_work |= self.publish_reports();
         did_work |= self.poll_front();
         self.begin_last();
         // After the front: a writer that wakes may take this core before *accepted* is sent.
-        self.keep.flush(did_work);
+        self.keep.flush(did_work || is_busy);
         self.watch_journal();
         if did_work {
             self.rings.iter().for_each(HotRingPort::wake);
