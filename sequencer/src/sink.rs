@@ -24,8 +24,8 @@ impl JournalSink {
     }
 
     /// Hands the buffer to the journal's writer. Never waits: while the writer swaps buffers it
-    /// does nothing, and the next iteration retries. With `is_busy`, a small buffer may stay until
-    /// an iteration without work.
+    /// does nothing, and the next iteration retries. With `is_busy`, a small buffer stays while
+    /// other records wait for the writer.
     pub fn flush(&mut self, is_busy: bool) {
         match self {
             Self::File(appender) if is_busy => appender.flush_batch(),

@@ -136,10 +136,11 @@ impl Hot {
     }
 
     /// Completes commands during a wait. When there are none to complete, their reports are
-    /// published, and other threads get the core.
+    /// published and their records handed over, and other threads get the core.
     pub(super) fn pump_or_yield(&mut self) {
         if !self.pump() {
             self.publish_reports();
+            self.keep.flush(false);
             std::thread::yield_now();
         }
     }

@@ -11,6 +11,8 @@ impl Hot {
         while !self.in_flight.is_empty() {
             self.pump_or_yield();
         }
+        self.publish_reports();
+        self.keep.flush(false);
         for at in 0..self.engine_rings.len() {
             while !self.engine_rings[at].request_book() {
                 self.check_engine_pool();

@@ -46,7 +46,6 @@ impl Hot {
                 keep_orders: false,
             };
             while self.own_request(&close) == Err(SubmitError::Busy) {
-                self.keep.flush(false);
                 self.pump_or_yield();
             }
         }
