@@ -22,7 +22,7 @@ fn bench(criterion: &mut Criterion) {
                     &payload,
                 );
             }
-            frame::seal(out.bytes_mut(), 0)
+            frame::add_checksums(out.bytes_mut(), 0)
         });
     });
     criterion.bench_function("frames/read 1", |bencher| {

@@ -23,7 +23,7 @@ pub fn check(bytes: &[u8]) {
             found.durable,
             &found.payload,
         );
-        frame::seal(again.bytes_mut(), found.prev);
+        frame::add_checksums(again.bytes_mut(), found.prev);
         let Found::Frame(other) = frame::read(again.bytes()) else {
             panic!("a written frame decodes");
         };

@@ -92,7 +92,7 @@ pub const fn frame_bytes(payload: usize) -> usize {
     HEADER_BYTES + payload.next_multiple_of(8)
 }
 
-/// Appends a frame to `out`, whose length is a multiple of 8. [`seal`] completes it.
+/// Appends a frame to `out`, whose length is a multiple of 8. [`add_checksums`] completes it.
 pub fn write(
     out: &mut Buffer,
     kind: FrameKind,
@@ -126,7 +126,7 @@ pub fn write(
 ///
 /// Apart from [`write`], so that the thread that waits for the disk does it, not the one that
 /// appends.
-pub fn seal(frames: &mut [u8], mut prev: u32) -> u32 {
+pub fn add_checksums(frames: &mut [u8], mut prev: u32) -> u32 {
     let mut rest = frames;
     while !rest.is_empty() {
         let bytes = frame_bytes(u32_at(rest, 0) as usize);

@@ -1,5 +1,5 @@
-//! The writer's thread: takes pending units, seals, marks and writes them, advances the commit
-//! position.
+//! The writer's thread: takes pending units, adds checksums and a mark, writes them, advances the
+//! commit position.
 //!
 //! A second thread creates the next segment ahead of need.
 
@@ -156,7 +156,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Seals and writes a batch that fits into the segment; durable when it returns. `last` is the
+    /// Adds checksums to a batch that fits into the segment; durable when it returns. `last` is the
     /// sequence of its last unit.
     fn write_batch(&mut self, buffer: &mut Buffer, last: u64) -> io::Result<()> {
         let frame_bytes = (buffer.len() - MARK_BYTES) as u64;
@@ -171,7 +171,7 @@ impl Writer {
             prev: self.end.crc,
         });
         buffer.bytes_mut()[..MARK_BYTES].copy_from_slice(&mark);
-        let crc = frame::seal(&mut buffer.bytes_mut()[MARK_BYTES..], self.end.crc);
+        let crc = frame::add_checksums(&mut buffer.bytes_mut()[MARK_BYTES..], self.end.crc);
         let blocks = buffer.padded(self.block);
         self.storage
             .write(self.end.segment, self.end.offset, blocks)?;

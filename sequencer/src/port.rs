@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use admission::{Reject, Request};
 use async_recursion::async_recursion as boxed;
 use crossbeam::queue::ArrayQueue;
-use crossbeam::utils::CachePadded;
 use tokio::sync::{mpsc, oneshot};
 use types::{Command, RejectReason, Sequence};
 
@@ -85,9 +84,8 @@ pub(crate) struct Gate {
     /// Code of the [`Stage`].
     pub stage: AtomicU64,
     pub clock: Clock,
-    /// Time of the last command, as last published by the hot thread. In a cache line of its own,
-    /// since it changes in each iteration and the fields around it are read with each request.
-    pub time_ns: CachePadded<AtomicU64>,
+    /// Time of the last command, as last published by the hot thread.
+    pub time_ns: AtomicU64,
     /// The hot thread has ended.
     is_closed: AtomicBool,
 }
@@ -98,7 +96,7 @@ impl Gate {
             queue: ArrayQueue::new(config.queue_capacity),
             layout: config.layout,
             clock: config.clock.clone(),
-            time_ns: CachePadded::default(),
+            time_ns: AtomicU64::new(0),
             parker: Arc::default(),
             is_stopping: AtomicBool::new(false),
             is_failed: AtomicBool::new(false),

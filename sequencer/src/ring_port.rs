@@ -1,12 +1,10 @@
 //! Submission for a front that polls: a ring of requests in, a ring of reports out.
 //!
 //! One thread at each end. Once the rings are made nothing here allocates, locks or enters the
-//! kernel, except to wake a hot thread that sleeps. While further requests are at hand, reports
-//! wait in a queue until [`PUBLISHED_TOGETHER`] are published by one store: each store of the
-//! ring's cursor waits until the front's core has given up its line. The hot thread never waits for
-//! a front. Reports that do not fit in the ring stay in the queue. Until they fit, no request of
-//! that front is served, so the requests in flight bound the queue. On shutdown the hot thread
-//! appends the queue and a `Stopping` report per unread request to a list. The front reads the list
+//! kernel, except to wake a hot thread that sleeps. The hot thread never waits for a front. Reports
+//! that do not fit in the ring go to the spill queue. While the spill is not empty, no request of
+//! that front is read, so the requests in flight bound the spill. On shutdown the hot thread
+//! appends the spill and a `Stopping` report per unread request to a list. The front reads the list
 //! after the ring.
 
 use std::collections::VecDeque;
@@ -15,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use admission::{Rates, Request, RequestName, SessionRequest};
 use disruptor::{
-    BusySpin, EventPoller, MissingFreeSlots, Polling, Producer, SingleConsumerBarrier,
-    SingleProducer, SingleProducerBarrier, build_single_producer,
+    BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
+    SingleProducerBarrier, build_single_producer,
 };
 use types::command::MemberGroup;
 use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
@@ -26,12 +24,9 @@ use crate::port::{Gate, SubmitError};
 
 /// Maximum requests copied out of a ring in one batch.
 const INBOX: usize = 64;
-/// Preallocated capacity of the queue of reports. Pages that are never written use address space
-/// but no memory.
-const QUEUE_ROOM: usize = 65_536;
-/// Reports that wait before they are published ahead of the end of a batch of requests. More would
-/// delay the first ones, fewer would cost more stores.
-const PUBLISHED_TOGETHER: usize = 8;
+/// Preallocated capacity of the spill queue. Pages that are never written use address space but no
+/// memory.
+const SPILL_ROOM: usize = 65_536;
 
 /// Sequence and times of the command that a report is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,10 +157,7 @@ pub struct RingPort {
 pub(crate) struct HotRingPort {
     requests: EventPoller<RequestSlot, SingleProducerBarrier>,
     reports: SingleProducer<ReportSlot, SingleConsumerBarrier>,
-    /// Reports that are not published.
-    waiting: VecDeque<Report>,
-    /// The ring was full at the last publication.
-    is_behind: bool,
+    spill: VecDeque<Report>,
     /// Requests copied out of the ring in one batch, so the batch pays one cache miss.
     inbox: Box<[RequestSlot; INBOX]>,
     /// Number of requests in `inbox`.
@@ -222,8 +214,7 @@ pub(crate) fn connect(
     let hot_port = HotRingPort {
         requests: requests_poller,
         reports,
-        waiting: VecDeque::with_capacity(QUEUE_ROOM),
-        is_behind: false,
+        spill: VecDeque::with_capacity(SPILL_ROOM),
         inbox: Box::new([request(); INBOX]),
         inbox_count: 0,
         inbox_at: 0,
@@ -296,14 +287,14 @@ impl Drop for RingPort {
 }
 
 impl HotRingPort {
-    /// Copies requests from the ring to the inbox if the inbox is empty, unless the ring of reports
-    /// was full. Returns whether a request is ready.
+    /// Copies requests from the ring to the inbox if the inbox is empty and the spill is empty.
+    /// Returns whether a request is ready.
     #[inline]
     pub fn fill(&mut self) -> bool {
-        if self.is_behind {
+        if !self.flush() {
             return false;
         }
-        if !self.is_inbox_empty() {
+        if self.inbox_at < self.inbox_count {
             return true;
         }
         match self.requests.take(INBOX as u64) {
@@ -324,11 +315,11 @@ impl HotRingPort {
         }
     }
 
-    /// Index in the inbox of the next request; `None` if there is none or the ring of reports was
-    /// full. The caller reads it with `request` and `submission`, without a copy.
+    /// Index in the inbox of the next request; `None` if there is none or the spill is not empty.
+    /// The caller reads it with `request` and `submission`, without a copy.
     #[inline]
     pub fn next(&mut self) -> Option<usize> {
-        if self.is_behind {
+        if self.has_spill() {
             return None;
         }
         let at = self.inbox_at;
@@ -357,9 +348,9 @@ impl HotRingPort {
         self.put(|| report);
     }
 
-    /// True when the queue of reports is more than half full: the front has stopped polling.
+    /// True when the spill is more than half full: the front has stopped polling.
     pub fn is_overrun(&self) -> bool {
-        self.waiting.len() > QUEUE_ROOM / 2
+        self.spill.len() > SPILL_ROOM / 2
     }
 
     /// Wakes the front if it has a thread of its own that sleeps.
@@ -369,12 +360,12 @@ impl HotRingPort {
 
     /// True when a request waits that [`HotRingPort::next`] would return.
     pub fn has_request(&self) -> bool {
-        !self.is_behind && (!self.is_inbox_empty() || self.requests.has_available())
+        self.spill.is_empty() && (self.inbox_at < self.inbox_count || self.requests.has_available())
     }
 
-    /// True while the ring is full and reports wait for it.
-    pub fn is_behind(&self) -> bool {
-        self.is_behind
+    /// True while the spill is not empty.
+    pub fn has_spill(&self) -> bool {
+        !self.spill.is_empty()
     }
 
     /// True when the front has dropped its port and all its requests are read.
@@ -382,74 +373,50 @@ impl HotRingPort {
         self.is_closed
     }
 
-    /// Constructs a report in the ring. While further requests are in the inbox, or earlier reports
-    /// wait, it joins these.
+    /// Constructs a report in the ring, or in the spill while the ring is full.
     #[inline(always)]
     pub fn put(&mut self, report: impl Fn() -> Report) {
-        let is_put = self.waiting.is_empty()
-            && self.is_inbox_empty()
+        let is_put = self.spill.is_empty()
             && self
                 .reports
                 .try_publish(|slot| *slot = ReportSlot(report()))
                 .is_ok();
         if !is_put {
-            self.waiting.push_back(report());
-            self.publish_many();
+            self.push_spill(report());
         }
     }
 
-    /// Publishes the waiting reports once they are many, unless the ring was full already.
-    #[inline]
-    fn publish_many(&mut self) {
-        if self.waiting.len() >= PUBLISHED_TOGETHER && !self.is_behind {
-            self.publish_waiting();
-        }
-    }
-
-    fn is_inbox_empty(&self) -> bool {
-        self.inbox_at >= self.inbox_count
-    }
-
-    /// As [`HotRingPort::publish`], unless the next request is here already or the ring was full.
-    #[inline]
-    pub fn publish_last(&mut self) {
-        if self.is_inbox_empty() && !self.is_behind {
-            self.publish();
-        }
-    }
-
-    /// Moves the waiting reports to the ring, as far as there is room; true when it moved any.
-    #[inline]
-    pub fn publish(&mut self) -> bool {
-        !self.waiting.is_empty() && self.publish_waiting()
-    }
-
-    fn publish_waiting(&mut self) -> bool {
-        let mut count = self.waiting.len();
-        while count > 0 {
-            let waiting = &self.waiting;
-            let published = self.reports.try_batch_publish(count, |slots| {
-                for (slot, report) in slots.zip(waiting) {
-                    *slot = ReportSlot(*report);
-                }
-            });
-            match published {
-                Ok(_) => break,
-                Err(MissingFreeSlots(missing)) => count = count.saturating_sub(missing as usize),
-            }
-        }
-        self.is_behind = count < self.waiting.len() && !self.front_dropped();
-        if self.is_behind {
-            self.waiting.drain(..count);
-        } else {
-            // `clear` resets the head of the deque, so that the next reports reuse its first pages.
-            self.waiting.clear();
-        }
-        count > 0
+    #[cold]
+    fn push_spill(&mut self, report: Report) {
+        self.spill.push_back(report);
     }
 
     fn front_dropped(&self) -> bool {
         self.front_dropped.load(Ordering::Acquire)
+    }
+
+    /// Moves the spill into the ring; true if the spill is empty afterwards.
+    fn flush(&mut self) -> bool {
+        while let Some(report) = self.spill.front().copied() {
+            if self
+                .reports
+                .try_publish(|slot| *slot = ReportSlot(report))
+                .is_err()
+            {
+                if self.front_dropped() {
+                    self.spill.clear();
+                    return true;
+                }
+                return false;
+            }
+            self.spill.pop_front();
+            if self.spill.is_empty() {
+                // `clear` resets the head of the deque, so the next spill reuses pages that are
+                // already resident.
+                self.spill.clear();
+            }
+        }
+        true
     }
 }
 
@@ -465,7 +432,7 @@ impl Drop for HotRingPort {
             refused.extend((&mut slots).map(refuse));
         }
         // Must precede the drop of `reports`: its shutdown makes the front read this list.
-        lock_final_reports(&self.final_reports).extend(self.waiting.drain(..).chain(refused));
+        lock_final_reports(&self.final_reports).extend(self.spill.drain(..).chain(refused));
         self.front.unpark();
     }
 }
@@ -525,37 +492,17 @@ mod tests {
     }
 
     #[test]
-    fn reports_wait_in_order_while_the_next_request_is_at_hand() {
-        let (mut front, mut hot) = rings(16);
-        (1..=2).for_each(|tag| submit(&mut front, tag));
-        assert!(hot.fill() && hot.next().is_some());
-        put(&mut hot, 1..=7);
-        hot.publish_last();
-        assert!(read(&mut front).is_empty());
-        put(&mut hot, 8..=9);
-        assert_eq!(read(&mut front), Vec::from_iter(1..=8));
-        assert!(hot.next().is_some() && hot.next().is_none());
-        hot.publish_last();
-        assert_eq!(read(&mut front), [9]);
-        put(&mut hot, 10..=10);
-        assert_eq!(read(&mut front), [10], "alone, it is published at once");
-        assert!(!hot.publish());
-    }
-
-    #[test]
     fn a_front_that_does_not_read_gets_all_reports_later_and_none_of_its_requests_served() {
         let (mut front, mut hot) = rings(16);
         put(&mut hot, 1..=40);
         submit(&mut front, 7);
-        assert!(hot.is_behind() && !hot.fill() && !hot.has_request());
-        assert!(!hot.publish(), "the ring is still full");
+        assert!(hot.has_spill() && !hot.fill() && !hot.has_request());
         assert_eq!(read(&mut front), Vec::from_iter(1..=16));
-        assert!(hot.publish() && hot.is_behind());
+        assert!(!hot.fill(), "the ring is full again");
         assert_eq!(read(&mut front), Vec::from_iter(17..=32));
         put(&mut hot, 41..=41);
-        assert!(hot.publish() && !hot.is_behind());
+        assert!(hot.fill() && !hot.has_spill() && hot.has_request());
         assert_eq!(read(&mut front), Vec::from_iter(33..=41));
-        assert!(hot.has_request() && hot.fill());
     }
 
     #[test]
@@ -563,13 +510,12 @@ mod tests {
         let (front, mut hot) = rings(16);
         put(&mut hot, 1..=40);
         drop(front);
-        assert!(hot.is_behind());
-        hot.publish();
-        assert!(!hot.is_behind() && !hot.has_request());
+        assert!(hot.has_spill() && !hot.fill());
+        assert!(!hot.has_spill() && !hot.has_request());
     }
 
     #[test]
-    fn at_the_end_waiting_reports_follow_the_ring_and_unserved_requests_are_refused() {
+    fn at_the_end_the_spill_follows_the_ring_and_unserved_requests_are_refused() {
         let (mut front, mut hot) = rings(16);
         put(&mut hot, 1..=20);
         (21..=22).for_each(|tag| submit(&mut front, tag));

@@ -135,23 +135,13 @@ impl Hot {
         did_work
     }
 
-    /// Completes commands during a wait. When there are none to complete, their reports are
-    /// published and their records handed over, and other threads get the core.
+    /// Completes commands during a wait. When there are none to complete, their records are handed
+    /// over, and other threads get the core.
     pub(super) fn pump_or_yield(&mut self) {
         if !self.pump() {
-            self.publish_reports();
             self.keep.flush(false);
             std::thread::yield_now();
         }
-    }
-
-    /// Publishes the reports that wait; true when there was room for any.
-    pub(super) fn publish_reports(&mut self) -> bool {
-        let mut did_work = false;
-        for ring in &mut self.rings {
-            did_work |= ring.publish();
-        }
-        did_work
     }
 
     /// Completes the first command in flight, if all its engines have finished; true if so.
@@ -197,8 +187,6 @@ impl Hot {
                 self.rings[port].put(|| Report::Submitted { tag, stamp });
             }
         }
-        // Before the record is encoded, which takes as long as a hop between cores.
-        self.rings.iter_mut().for_each(HotRingPort::publish_last);
         let bytes = self.keep.append(command, &entry.events);
         let gathered = gather(&mut self.sweeping, command, &entry.events);
         if let ReplyTo::Reply(reply) = &mut entry.reply_to

@@ -11,7 +11,6 @@ impl Hot {
         while !self.in_flight.is_empty() {
             self.pump_or_yield();
         }
-        self.publish_reports();
         self.keep.flush(false);
         for at in 0..self.engine_rings.len() {
             while !self.engine_rings[at].request_book() {

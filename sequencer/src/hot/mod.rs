@@ -258,10 +258,7 @@ impl Hot {
     /// did no work.
     #[inline]
     fn step_once(&mut self, is_busy: bool) -> bool {
-        let mut did_work = self.run_round();
-        // Counts as work, so that the front is woken.
-        did_work |= self.publish_reports();
-        did_work |= self.poll_front();
+        let did_work = self.run_round() | self.poll_front();
         self.begin_last();
         // After the front: a writer that wakes may take this core before *accepted* is sent.
         self.keep.flush(did_work || is_busy);
@@ -295,7 +292,7 @@ impl Hot {
         if room == Room::Full || self.in_flight.room() == 0 {
             return Err(SubmitError::Busy);
         }
-        // Orders stop for a front that does not read only when its queue is half full.
+        // Orders stop for a front that does not read only when its spill is half full.
         if is_order && self.rings.iter().any(HotRingPort::is_overrun) {
             return Err(SubmitError::Busy);
         }
@@ -364,7 +361,7 @@ impl Hot {
             }
             _ => PARK,
         };
-        if self.rings.iter().any(HotRingPort::is_behind) {
+        if self.rings.iter().any(HotRingPort::has_spill) {
             sleep = sleep.min(PARK_BEHIND);
         }
         let (gate, rings, polled) = (&self.gate, &self.rings, self.polled.as_deref());
@@ -448,8 +445,6 @@ impl Hot {
             self.serve(request, now_ns, ReplyTo::Ring { port, tag });
             self.pump();
         }
-        // After refusals nothing has completed.
-        self.rings[port].publish_last();
         did_work
     }
 

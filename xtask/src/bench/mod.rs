@@ -94,7 +94,7 @@ pub enum Task {
         /// Measured seconds of each run.
         #[arg(long, default_value_t = 4)]
         seconds: u64,
-        /// Core of the hot thread, best one without the disk's interrupts (`/proc/interrupts`).
+        /// Core of the hot thread, preferably without the disk's interrupts (`/proc/interrupts`).
         #[arg(long, default_value_t = 1)]
         hot_core: usize,
     },
