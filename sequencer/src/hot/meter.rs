@@ -7,7 +7,8 @@ use types::command::OrderBounds;
 use types::event::Trade;
 use types::{RejectReason, UserIx};
 
-use super::{Hot, Message, Outline, Source};
+use super::outline::{Message, Outline};
+use super::{Hot, Source};
 use crate::core::Core;
 use crate::ring_port::{OrderToTrade, Report, Submission};
 

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use admission::Request;
 use journal::Room;
-use types::command::{Amend, Cancel, Cause, ExpireOrders, Listed, MassScope, New, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, TimeInForce, UserIx};
+use types::command::{ExpireOrders, Listed, Route};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
 use crate::core::Core;
 use crate::engine_pool::{EnginePool, pin};
-use crate::engine_ring::{EngineRing, connect};
+use crate::engine_ring::EngineRing;
 use crate::in_flight::{InFlights, ReplyTo};
 use crate::polled::{PARK, Polled, sleep_for};
 use crate::port::{Gate, Job, Reply, SubmitError};
@@ -31,13 +31,16 @@ use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 use lists::Sweeping;
 use meter::Meters;
+use outline::{Dispatch, Outline, filtered_mass_cancel};
 use scan_limit::ScanLimiter;
 
 mod clock;
 mod complete;
 mod inspect;
+mod launch;
 mod lists;
 mod meter;
+mod outline;
 mod scan_limit;
 mod time;
 mod waits;
@@ -637,206 +640,8 @@ impl Hot {
         }
     }
 
-    /// Starts the admitted command and sends it to its engines. Orders are applied to admission
-    /// later; see [`Hot::begin_last`].
-    #[inline(always)]
-    fn launch(&mut self, reply_to: ReplyTo) {
-        let place = self.in_flight.vacant();
-        match place.command {
-            Command::New(New {
-                instrument, user, ..
-            })
-            | Command::Cancel(Cancel {
-                instrument, user, ..
-            })
-            | Command::Amend(Amend {
-                instrument,
-                user,
-                new_client_order_id: 0,
-                ..
-            }) => {
-                self.start(1, user, reply_to);
-                self.is_last_unapplied = true;
-                self.send_last(instrument.index());
-            }
-            Command::Amend(Amend {
-                instrument, user, ..
-            }) => {
-                self.renaming = (place.sequence, user);
-                self.start(1, user, reply_to);
-                self.is_last_unapplied = true;
-                self.send_last(instrument.index());
-            }
-            _ => self.launch_other(reply_to),
-        }
-    }
-
-    /// As [`Hot::launch`], for other commands, which are applied to admission at once.
-    #[cold]
-    fn launch_other(&mut self, reply_to: ReplyTo) {
-        let envelope = self.in_flight.vacant();
-        if let Some(book) = self.core.begin(envelope, &Cause::of(envelope)) {
-            if self.is_fused {
-                self.core.places().push(Some(book));
-            } else {
-                self.core.places().push(None);
-                self.open_engine_ring(book);
-            }
-        }
-        let envelope = *self.in_flight.vacant();
-        let member = envelope.command.member();
-        match envelope.command.route() {
-            Route::Admission => {
-                self.start(0, member, reply_to);
-                self.complete_funding(&envelope.command);
-            }
-            Route::Instrument(ix) => {
-                self.start(1, member, reply_to);
-                self.send_last(ix.index());
-            }
-            Route::AllInstruments => {
-                let books = self.core.places().len();
-                self.start(books, member, reply_to);
-                for at in 0..books {
-                    self.send_last(at);
-                }
-            }
-            Route::Listed => self.launch_listed(reply_to),
-        }
-        self.watch_sessions(&envelope);
-        self.watch_clock(&envelope.command);
-    }
-
-    /// Marks the admitted command as in flight at the engines of `books` books.
-    #[inline(always)]
-    fn start(&mut self, books: usize, member: UserIx, reply_to: ReplyTo) {
-        let engines = if self.is_fused { 0 } else { books };
-        self.in_flight.start(engines, member, reply_to);
-        self.tally.commands += 1;
-        self.tally.in_flight_max = self.tally.in_flight_max.max(self.in_flight.len() as u64);
-    }
-
-    /// Applies the last command in flight to a book, or sends it to the book's engine. It cannot
-    /// complete before all its engines have it.
-    #[inline]
-    fn send_last(&mut self, at: usize) {
-        match self.is_fused {
-            true => self.match_last(at, None),
-            false => self.push_last(at),
-        }
-    }
-
-    /// Applies the last command in flight to a book, in layout `fused`.
-    fn match_last(&mut self, at: usize, listed: Option<&[Listed]>) {
-        let (command, mut events) = self.in_flight.last_with_events();
-        let each = |event: &_| events.push(event);
-        let matched = self.core.match_command(at, command, listed, each);
-        if matched.fok_visits > 0 {
-            let (member, now_ns) = (command.command.member(), self.config.clock.now_ns());
-            let visits = u64::from(matched.fok_visits);
-            self.scan_limiter.charge(member, now_ns, visits);
-        }
-        if matched.expiry_before_ns != matched.expiry_ns {
-            self.note_expiry(&matched);
-        }
-    }
-
-    fn push_last(&mut self, at: usize) {
-        // There is room, but an engine that has reported may not have freed the slot yet.
-        self.push_blocking(at, EngineRing::push);
-        self.engine_pool.unpark(at);
-        if self.engine_rings[at].is_first() {
-            self.busy.push(at);
-        }
-    }
-
-    fn open_engine_ring(&mut self, book: Box<engine::Book>) {
-        let (engine_ring, engine) = connect(book, self.config.ring_capacity);
-        self.engine_rings.push(engine_ring);
-        self.engine_pool.add(engine);
-    }
-
     fn check_engine_pool(&self) {
         assert!(!self.engine_pool.is_broken(), "an engine thread has ended");
-    }
-}
-
-/// User of a mass cancel whose filter may leave some of the owner's orders. A mass cancel of all
-/// orders is bounded by their number.
-fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
-    let Request::MassCancel(r) = request else {
-        return None;
-    };
-    let takes_all = r.instrument.is_none()
-        && r.side.is_none()
-        && matches!(r.scope, MassScope::User(_) | MassScope::Session(_));
-    (!takes_all && !r.user.is_none()).then_some(r.user)
-}
-
-/// What the checks before admission need of a request.
-struct Outline {
-    member: UserIx,
-    /// A new order or an amend.
-    is_order: bool,
-    is_fok: bool,
-}
-
-impl Outline {
-    #[inline]
-    fn of(request: &Request) -> Self {
-        let (member, is_order, is_fok) = match request {
-            Request::New(new) => (new.user, true, new.time_in_force == TimeInForce::Fok),
-            Request::Cancel(cancel) => (cancel.user, false, false),
-            Request::Amend(amend) => (amend.user, true, false),
-            other => (other.member(), false, false),
-        };
-        Self {
-            member,
-            is_order,
-            is_fok,
-        }
-    }
-}
-
-/// A message that counts for the order-to-trade ratio.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Message {
-    /// A new order or an amend.
-    Order,
-    /// A cancel or a refusal.
-    Other,
-}
-
-/// What is read of an admitted command before it starts, by one match for the frequent commands.
-struct Dispatch {
-    route: Route,
-    member: UserIx,
-    message: Option<Message>,
-}
-
-impl Dispatch {
-    #[inline]
-    fn of(command: &Command) -> Self {
-        let (instrument, member, message) = match command {
-            Command::New(c) => (c.instrument, c.user, Message::Order),
-            Command::Cancel(c) => (c.instrument, c.user, Message::Other),
-            Command::Amend(c) => (c.instrument, c.user, Message::Order),
-            other => return Self::of_other(other),
-        };
-        Self {
-            route: Route::Instrument(instrument),
-            member,
-            message: Some(message),
-        }
-    }
-
-    #[cold]
-    fn of_other(command: &Command) -> Self {
-        Self {
-            route: command.route(),
-            member: command.member(),
-            message: matches!(command, Command::Refused(_)).then_some(Message::Other),
-        }
     }
 }
 
