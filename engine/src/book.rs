@@ -1,5 +1,6 @@
 //! The book of one instrument: state, dispatch of commands, linking of resting orders.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use types::command::{Cancel, Command, MassScope, SetInstrument};
@@ -14,6 +15,7 @@ use crate::ladder::{LEVELS_DEFAULT, Ladder};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, Order, Slab};
 use crate::velocity::Velocity;
+use crate::window::WindowSource;
 
 /// Capacity of a book at the start. Changes speed, never results.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,11 @@ impl Book {
             fok_visits: 0,
             links: Vec::new(),
         }
+    }
+
+    /// Sets the source of wider windows. Without one the book maps them itself.
+    pub fn set_window_source(&mut self, source: Arc<dyn WindowSource>) {
+        self.ladder.set_source(source);
     }
 
     /// Applies one sequenced command and emits its events; returns their number.

@@ -20,7 +20,7 @@
 //! price on either side, so neither side needs a branch.
 
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
+use alloc::sync::Arc;
 use core::hint::select_unpredictable;
 use core::iter::successors;
 use core::mem::{self, size_of};
@@ -28,13 +28,9 @@ use core::ops::Range;
 
 use types::{InstrumentSpec, Lots, Side, Ticks};
 
-use crate::bits::Bits;
 use crate::slab::{NIL, prefetch};
+use crate::window::{LEVELS_FIRST, Window, WindowSource, next_step};
 
-/// Initial width of a window, in ticks: 64 KiB of levels.
-const LEVELS_FIRST: usize = 1 << 12;
-/// Factor by which a window grows.
-const GROWTH: usize = 16;
 /// Widest window, in ticks (16 bytes each).
 pub const LEVELS_MAX: u32 = 1 << 22;
 /// Default maximum width: 16 MiB of levels, of which untouched ones cost only address space.
@@ -50,7 +46,7 @@ pub(crate) struct Level {
 }
 
 /// A stored level: two words, zero when empty; the system provides memory on first touch.
-type Words = [u64; 2];
+pub(crate) type Words = [u64; 2];
 
 const _: () = assert!(size_of::<Words>() == 16 && NIL == 0);
 
@@ -62,7 +58,7 @@ impl Level {
     };
 
     #[inline(always)]
-    fn of(words: Words) -> Self {
+    pub fn of(words: Words) -> Self {
         Self {
             head: words[0] as u32,
             tail: (words[0] >> 32) as u32,
@@ -71,7 +67,7 @@ impl Level {
     }
 
     #[inline(always)]
-    fn words(self) -> Words {
+    pub fn words(self) -> Words {
         [
             u64::from(self.head) | u64::from(self.tail) << 32,
             self.open.0,
@@ -96,10 +92,11 @@ const UNPLACED: i64 = i64::MIN;
 pub(crate) struct Ladder {
     /// Price of the first place; `UNPLACED` until a price or a narrow band fixes it.
     base: i64,
-    levels: Vec<Words>,
+    window: Window,
     /// Levels that the window may grow to.
     levels_max: usize,
-    bits: Bits,
+    /// Source of wider windows; without one the book maps them itself.
+    source: Option<Arc<dyn WindowSource>>,
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
     best: [i64; 2],
@@ -126,9 +123,9 @@ impl Ladder {
         let count = LEVELS_FIRST.min(levels_max);
         let mut ladder = Self {
             base: UNPLACED,
-            levels: alloc::vec![Level::EMPTY.words(); count],
+            window: Window::new(count as u32),
             levels_max,
-            bits: Bits::new(count),
+            source: None,
             outside: [BTreeMap::new(), BTreeMap::new()],
             best: [NO_KEY; 2],
             published: [NO_KEY; 2],
@@ -140,10 +137,14 @@ impl Ladder {
         ladder
     }
 
+    pub fn set_source(&mut self, source: Arc<dyn WindowSource>) {
+        self.source = Some(source);
+    }
+
     /// Sets the instrument's band. A window with orders in it does not move.
     pub fn set_band(&mut self, spec: &InstrumentSpec) {
         self.band = (spec.band_low.0, spec.band_high.0.min(Ticks::ORDER_MAX.0));
-        if !self.bits.is_empty() {
+        if !self.window.bits.is_empty() {
             return;
         }
         // A wide band waits for the first price.
@@ -151,7 +152,7 @@ impl Ladder {
             .into_iter()
             .find_map(|side| self.best(side));
         match leader {
-            _ if self.is_band_within(self.levels.len()) => self.move_to(spec.band_low),
+            _ if self.is_band_within(self.window.levels.len()) => self.move_to(spec.band_low),
             Some(price) => self.move_to(price),
             None => self.base = UNPLACED,
         }
@@ -184,37 +185,38 @@ impl Ladder {
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, price: Ticks) {
-        let mut from = self.bits.up(0);
+        let mut from = self.window.bits.up(0);
         while let Some(place) = from {
             let price = self.price(place);
             let side = self.side_of(price);
-            self.outside[side.index()].insert(price, Level::of(self.levels[place]));
-            self.levels[place] = Level::EMPTY.words();
-            self.bits.clear(place);
-            from = self.bits.up(place);
+            self.outside[side.index()].insert(price, Level::of(self.window.levels[place]));
+            self.window.levels[place] = Level::EMPTY.words();
+            self.window.bits.clear(place);
+            from = self.window.bits.up(place);
         }
-        self.place_at(self.range_for(price, self.levels.len()));
+        self.place_at(self.range_for(price, self.window.levels.len()));
     }
 
     /// Replaces the window by a wider one. Its levels are copied, not carried through the map.
     #[cold]
     #[inline(never)]
-    fn grow_to(&mut self, range: Range<Ticks>) {
-        let count = (range.end.0 - range.start.0) as usize;
-        let levels = mem::replace(&mut self.levels, alloc::vec![Level::EMPTY.words(); count]);
-        let bits = mem::replace(&mut self.bits, Bits::new(count));
+    fn grow_to(&mut self, range: Range<Ticks>, wider: Window) {
+        let old = mem::replace(&mut self.window, wider);
         let base = mem::replace(&mut self.base, range.start.0);
-        for from in successors(bits.up(0), |place| bits.up(place + 1)) {
+        for from in successors(old.bits.up(0), |place| old.bits.up(place + 1)) {
             let price = Ticks(base + from as i64);
             if let Some(place) = self.place(price) {
-                self.levels[place] = levels[from];
-                self.bits.set(place);
+                self.window.levels[place] = old.levels[from];
+                self.window.bits.set(place);
             } else {
                 let side = self.side_of(price);
-                self.outside[side.index()].insert(price, Level::of(levels[from]));
+                self.outside[side.index()].insert(price, Level::of(old.levels[from]));
             }
         }
         self.place_at(range);
+        if let Some(source) = &self.source {
+            source.give_back(old);
+        }
     }
 
     /// Places the window at `range`, which has the window's width, and takes its levels from the
@@ -225,8 +227,8 @@ impl Ladder {
             while let Some((price, level)) = outside.range(range.clone()).next() {
                 let (price, level) = (*price, *level);
                 let place = (price.0 - self.base) as usize;
-                self.levels[place] = level.words();
-                self.bits.set(place);
+                self.window.levels[place] = level.words();
+                self.window.bits.set(place);
                 outside.remove(&price);
             }
         }
@@ -240,13 +242,18 @@ impl Ladder {
         if near == bound {
             return near;
         }
-        let last = self.base.saturating_add(self.levels.len() as i64 - 1);
+        let last = self
+            .base
+            .saturating_add(self.window.levels.len() as i64 - 1);
         let is_copy = range.contains(&Ticks(self.base)) && range.contains(&Ticks(last));
-        let copies = match is_copy && range.end.0 - range.start.0 > self.levels.len() as i64 {
+        let copies = match is_copy && range.end.0 - range.start.0 > self.window.levels.len() as i64
+        {
             true => COPIES_PER_LEVEL,
             false => 1,
         };
-        let inside = successors(self.bits.up(0), |place| self.bits.up(place + 1));
+        let inside = successors(self.window.bits.up(0), |place| {
+            self.window.bits.up(place + 1)
+        });
         near + inside.take(bound * copies).count() / copies
     }
 
@@ -258,19 +265,26 @@ impl Ladder {
         let Some(leader) = self.best(side) else {
             return;
         };
-        let count = (self.levels.len() * GROWTH).min(self.levels_max);
+        let count = next_step(self.window.levels.len(), self.levels_max);
         let has_market = is_inside(Some(leader)) || is_inside(self.best(side.opposite()));
-        if self.credits < self.look_at || (has_market && count == self.levels.len()) {
+        if self.credits < self.look_at || (has_market && count == self.window.levels.len()) {
             return;
         }
         let range = self.range_for(leader, count);
         let bound = self.credits as usize * LEVELS_PER_CREDIT;
-        let is_wider = count != self.levels.len();
+        let is_wider = count != self.window.levels.len();
         let is_another = is_wider || range.start.0 != self.base;
         if !is_another || self.cost_of(&range, bound) >= bound {
             (self.credits, self.look_at) = (0, (self.look_at * 2).min(CREDITS_MAX));
         } else if is_wider {
-            self.grow_to(range);
+            // While no window is ready, orders rest outside, and the next one asks again.
+            let wider = match &self.source {
+                Some(source) => source.take(count as u32),
+                None => Some(Window::new(count as u32)),
+            };
+            if let Some(wider) = wider {
+                self.grow_to(range, wider);
+            }
         } else {
             self.move_to(leader);
         }
@@ -288,7 +302,7 @@ impl Ladder {
     #[inline(always)]
     fn place(&self, price: Ticks) -> Option<usize> {
         let place = price.0.wrapping_sub(self.base) as u64;
-        (place < self.levels.len() as u64).then_some(place as usize)
+        (place < self.window.levels.len() as u64).then_some(place as usize)
     }
 
     #[inline(always)]
@@ -300,7 +314,7 @@ impl Ladder {
     #[inline(always)]
     pub fn level(&self, side: Side, price: Ticks) -> Level {
         match self.place(price) {
-            Some(place) => Level::of(self.levels[place]),
+            Some(place) => Level::of(self.window.levels[place]),
             None => self.level_outside(side, price),
         }
     }
@@ -323,10 +337,10 @@ impl Ladder {
 
     #[inline(always)]
     fn set_level_at(&mut self, place: usize, side: Side, price: Ticks, level: Level) {
-        self.levels[place] = level.words();
+        self.window.levels[place] = level.words();
         if level.head == NIL {
             assert!(level.open.is_zero(), "level sum differs from its orders");
-            self.bits.clear(place);
+            self.window.bits.clear(place);
             self.refresh(side, price);
         }
     }
@@ -365,11 +379,11 @@ impl Ladder {
 
     #[inline(always)]
     fn push_at(&mut self, place: usize, link: u32, open: Lots) -> u32 {
-        let words = &mut self.levels[place];
+        let words = &mut self.window.levels[place];
         let mut level = Level::of(*words);
         let tail = level.push(link, open);
         *words = level.words();
-        self.bits.set(place);
+        self.window.bits.set(place);
         tail
     }
 
@@ -393,7 +407,7 @@ impl Ladder {
     pub fn unlink(&mut self, side: Side, price: Ticks, prev: u32, next: u32, open: Lots) {
         match self.place(price) {
             Some(place) => {
-                let level = Level::of(self.levels[place]).without(prev, next, open);
+                let level = Level::of(self.window.levels[place]).without(prev, next, open);
                 self.set_level_at(place, side, price, level);
             }
             None => self.unlink_outside(side, price, prev, next, open),
@@ -419,19 +433,19 @@ impl Ladder {
     #[inline(always)]
     pub fn nearest_place(&self, price: Ticks) -> u32 {
         let place = price.0.wrapping_sub(self.base) as u64;
-        place.min(self.levels.len() as u64 - 1) as u32
+        place.min(self.window.levels.len() as u64 - 1) as u32
     }
 
     /// Prefetches the level of a place.
     #[inline(always)]
     pub fn prefetch(&self, place: u32) {
-        prefetch(&self.levels[place as usize]);
+        prefetch(&self.window.levels[place as usize]);
     }
 
     /// Last link of the level of a place.
     #[inline(always)]
     pub fn tail(&self, place: u32) -> u32 {
-        Level::of(self.levels[place as usize]).tail
+        Level::of(self.window.levels[place as usize]).tail
     }
 
     /// The next occupied price of the side that is worse than `price`.
@@ -463,13 +477,13 @@ impl Ladder {
 
     #[inline]
     fn next_inside(&self, side: Side, price: Ticks) -> Option<Ticks> {
-        let count = self.levels.len() as i64;
+        let count = self.window.levels.len() as i64;
         let place = price.0.saturating_sub(self.base);
         let found = match side {
             Side::Buy if place <= 0 => None,
-            Side::Buy => self.bits.down((place - 1).min(count - 1) as usize),
+            Side::Buy => self.window.bits.down((place - 1).min(count - 1) as usize),
             Side::Sell if place >= count - 1 => None,
-            Side::Sell => self.bits.up((place + 1).max(0) as usize),
+            Side::Sell => self.window.bits.up((place + 1).max(0) as usize),
         };
         found.map(|place| self.price(place))
     }
@@ -531,7 +545,7 @@ impl Ladder {
                 (side, *price)
             })
         });
-        let inside = self.bits.iter().map(move |place| {
+        let inside = self.window.bits.iter().map(move |place| {
             let price = self.price(place);
             (self.side_of(price), price)
         });
@@ -570,6 +584,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::window::GROWTH;
     use alloc::vec::Vec;
     use types::{InstrumentId, InstrumentIx, InstrumentParams};
 
@@ -656,16 +671,16 @@ mod tests {
     fn a_window_begins_small_and_grows_for_orders_outside() {
         let mut ladder = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
         push(&mut ladder, Side::Buy, 500_000);
-        assert_eq!(ladder.levels.len(), LEVELS_FIRST);
+        assert_eq!(ladder.window.levels.len(), LEVELS_FIRST);
         push(&mut ladder, Side::Sell, 503_000);
-        assert_eq!(ladder.levels.len(), LEVELS_FIRST * GROWTH);
+        assert_eq!(ladder.window.levels.len(), LEVELS_FIRST * GROWTH);
         assert!(ladder.is_inside(503_000) && ladder.is_inside(500_000));
         // Levels inside must be paid for at each growth, until the maximum width is reached.
         for price in 490_000..490_800 {
             push(&mut ladder, Side::Buy, price);
         }
         let mut price = 540_000;
-        while ladder.levels.len() < 100_000 {
+        while ladder.window.levels.len() < 100_000 {
             push(&mut ladder, Side::Sell, price);
             price += 1;
             assert!(price < 541_000, "the window never grew");
@@ -687,13 +702,13 @@ mod tests {
         let mut ladder = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), LEVELS_DEFAULT);
         push(&mut ladder, Side::Sell, 503_000);
         push(&mut ladder, Side::Buy, 498_000);
-        assert_eq!(ladder.levels.len(), LEVELS_FIRST * GROWTH);
+        assert_eq!(ladder.window.levels.len(), LEVELS_FIRST * GROWTH);
         let bids = 471_000..498_000;
         for price in bids.clone() {
             push(&mut ladder, Side::Buy, price);
         }
         let mut end = 600_000;
-        while ladder.levels.len() < LEVELS_DEFAULT as usize {
+        while ladder.window.levels.len() < LEVELS_DEFAULT as usize {
             push(&mut ladder, Side::Sell, end);
             end += 1;
             assert!(end < 602_000, "the window never grew");

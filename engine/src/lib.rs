@@ -14,6 +14,7 @@
 //! | `dates` | expiry times of resting orders |
 //! | `slab` | resting orders, addressed by admission's slot |
 //! | `ladder`, `bits` | price levels: a window of ticks with a bitmap, a map outside it |
+//! | `window` | memory of that window, which another thread can prepare |
 //! | `velocity` | velocity halt: trading stops when the price moves too fast |
 //! | `view` | depth, order-by-order view, state hash |
 //! | `ahead` | prefetching of upcoming commands |
@@ -25,8 +26,8 @@
 //! - `unsafe` is only in `slab`, for its records' memory and for prefetches.
 //! - A book is never crossed.
 //! - `apply` does not allocate while slots are below the configured capacity and prices inside the
-//!   window. Exceptions: the first order with an expiry, the first mass cancel, each growth of the
-//!   window.
+//!   window. Exceptions: the first order with an expiry, the first mass cancel, and the growth of
+//!   the window in a book without a source of windows.
 #![no_std]
 
 extern crate alloc;
@@ -45,6 +46,7 @@ mod slab;
 mod sweep;
 mod velocity;
 mod view;
+mod window;
 
 pub use book::{Book, BookConfig};
 pub use image::{BookImage, RestingOrder};
@@ -52,3 +54,4 @@ pub use ladder::{LEVELS_DEFAULT, LEVELS_MAX};
 pub use sink::EventSink;
 pub use velocity::VelocityState;
 pub use view::DepthLevel;
+pub use window::{Window, WindowSource, window_steps};

@@ -132,26 +132,23 @@ const BLOCK: usize = 512;
 ///
 /// An allocator zeroes memory that it has used before by writing all of it, so each new book would
 /// have its whole capacity resident.
-struct Lines {
-    first: NonNull<Line>,
+pub(crate) struct Mapped<Record> {
+    first: NonNull<Record>,
     count: usize,
-    /// Owns the memory. Never accessed: records are reached through `first` only.
-    _memory: MmapMut,
+    /// Owns the memory. Records are reached only through `first`.
+    memory: MmapMut,
 }
 
 // SAFETY: owns its records, which are plain values, and hands them out as a slice does.
 #[allow(unsafe_code)]
-unsafe impl Send for Lines {}
+unsafe impl<Record: Send> Send for Mapped<Record> {}
 // SAFETY: as above; no interior mutability.
 #[allow(unsafe_code)]
-unsafe impl Sync for Lines {}
+unsafe impl<Record: Sync> Sync for Mapped<Record> {}
 
-impl Lines {
-    fn new(count: usize) -> Self {
-        // All zero bytes are a valid record.
-        const fn is_valid_as_zeros<Record: FromZeros>() {}
-        const { is_valid_as_zeros::<Line>() };
-        let layout = Layout::array::<Line>(count).expect("fits the address space");
+impl<Record: FromZeros + Copy> Mapped<Record> {
+    pub fn new(count: usize) -> Self {
+        let layout = Layout::array::<Record>(count).expect("fits the address space");
         let mut options = MmapOptions::new();
         options.len(layout.size());
         // The whole capacity is not memory that the node will use.
@@ -160,27 +157,32 @@ impl Lines {
         let Ok(mut memory) = options.map_anon() else {
             handle_alloc_error(layout)
         };
-        // With huge pages an order would take 2 MiB. A kernel without them refuses the advice.
-        #[cfg(all(target_os = "linux", not(miri)))]
-        let _ = memory.advise(memmap2::Advice::NoHugePage);
-        let first = memory.as_mut_ptr().cast::<Line>();
+        let first = memory.as_mut_ptr().cast::<Record>();
         assert!(first.is_aligned(), "a mapping begins at a page");
         Self {
             first: NonNull::new(first).expect("a mapping is not null"),
             count,
-            _memory: memory,
+            memory,
         }
+    }
+
+    /// Keeps pages small: with huge pages one record would take 2 MiB.
+    fn with_small_pages(self) -> Self {
+        // A kernel without huge pages refuses the advice.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        let _ = self.memory.advise(memmap2::Advice::NoHugePage);
+        self
     }
 }
 
-impl Deref for Lines {
-    type Target = [Line];
+impl<Record> Deref for Mapped<Record> {
+    type Target = [Record];
 
     #[inline(always)]
-    fn deref(&self) -> &[Line] {
-        // SAFETY: `first` points to `count` aligned records within `_memory`, which lives as long
-        // as `self` and is not accessed otherwise. They were all zero, which is a valid record, and
-        // only records have been written since.
+    fn deref(&self) -> &[Record] {
+        // SAFETY: `first` points to `count` aligned records within `memory`, which lives as long as
+        // `self` and whose content is not accessed otherwise. They were all zero, which `new`
+        // accepts only for records that may be, and only records have been written since.
         #[allow(unsafe_code)]
         unsafe {
             core::slice::from_raw_parts(self.first.as_ptr(), self.count)
@@ -188,9 +190,9 @@ impl Deref for Lines {
     }
 }
 
-impl DerefMut for Lines {
+impl<Record> DerefMut for Mapped<Record> {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut [Line] {
+    fn deref_mut(&mut self) -> &mut [Record] {
         // SAFETY: as in `deref`; `first` was derived from a mutable pointer, and `self` is borrowed
         // mutably.
         #[allow(unsafe_code)]
@@ -202,7 +204,7 @@ impl DerefMut for Lines {
 
 pub(crate) struct Slab {
     /// By link, one for every slot of the capacity.
-    orders: Lines,
+    orders: Mapped<Line>,
     /// Links in use: up to the highest one used so far, in whole blocks. Bounds every iteration.
     in_play: usize,
     live: u32,
@@ -225,7 +227,7 @@ impl fmt::Debug for Slab {
 impl Slab {
     pub fn new(capacity: u32) -> Self {
         Self {
-            orders: Lines::new(capacity as usize + 1),
+            orders: Mapped::new(capacity as usize + 1).with_small_pages(),
             in_play: 1,
             live: 0,
         }
@@ -233,7 +235,7 @@ impl Slab {
 
     /// Copies the slab with capacity for this many links.
     fn with_room(&self, links: usize) -> Self {
-        let mut orders = Lines::new(links);
+        let mut orders = Mapped::new(links).with_small_pages();
         orders[..self.in_play].copy_from_slice(&self.orders[..self.in_play]);
         Self {
             orders,
@@ -375,7 +377,7 @@ mod tests {
     #[test]
     fn records_are_aligned_zeroed_and_distinct() {
         for count in [1, 2, 7, 600] {
-            let mut lines = Lines::new(count);
+            let mut lines = Mapped::<Line>::new(count);
             assert_eq!((lines.len(), lines.as_ptr().align_offset(64)), (count, 0));
             for (at, Line(order)) in lines.iter_mut().enumerate() {
                 assert!(!order.live && order.generation == 0 && order.side == Side::Buy);

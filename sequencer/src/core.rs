@@ -9,8 +9,10 @@
 //! depend on the interleaving of reports of different instruments, so all paths end in the same
 //! state.
 
+use std::sync::Arc;
+
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
-use engine::{Book, BookConfig, EventSink};
+use engine::{Book, BookConfig, EventSink, WindowSource};
 use types::command::{Cause, Listed, Route};
 use types::{
     Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence,
@@ -22,6 +24,8 @@ pub struct Core {
     admission: Admission,
     /// By instrument index. `None` while an engine has the book. An inspection sees all of them.
     books: Vec<Option<Box<Book>>>,
+    /// Wider price windows for the books; without it they map memory themselves.
+    windows: Option<Arc<dyn WindowSource>>,
     outbox: Outbox,
     trades: u64,
 }
@@ -106,6 +110,7 @@ impl Core {
         Self {
             admission: Admission::new(config),
             books: Vec::new(),
+            windows: None,
             outbox: Outbox::default(),
             trades: 0,
         }
@@ -116,6 +121,7 @@ impl Core {
         let mut core = Self {
             admission,
             books: Vec::new(),
+            windows: None,
             outbox: Outbox::default(),
             trades,
         };
@@ -124,6 +130,14 @@ impl Core {
             core.books.push(Some(Box::new(book)));
         }
         core
+    }
+
+    /// Sets the source of wider price windows for all books, present and future.
+    pub(crate) fn set_window_source(&mut self, windows: &Arc<dyn WindowSource>) {
+        for book in self.books.iter_mut().flatten() {
+            book.set_window_source(windows.clone());
+        }
+        self.windows = Some(windows.clone());
     }
 
     /// Sets the reason for refusing new orders at the moment; `None` accepts them.
@@ -233,7 +247,11 @@ impl Core {
         match &envelope.command {
             Command::SetInstrument(set) if set.spec.ix.index() == self.books.len() => {
                 let config = book_config(self.admission.orders_max());
-                Some(Box::new(Book::new(set.spec, config)))
+                let mut book = Box::new(Book::new(set.spec, config));
+                if let Some(windows) = &self.windows {
+                    book.set_window_source(windows.clone());
+                }
+                Some(book)
             }
             _ => None,
         }
@@ -349,5 +367,81 @@ impl Core {
     /// Earliest expiry of any resting order.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         self.books().filter_map(Book::next_expiry_ns).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::Window;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use types::command::{New, SetInstrument};
+    use types::{
+        Handle, InstrumentId, InstrumentParams, InstrumentSpec, Lots, Phase, Side, Ticks, UserIx,
+    };
+
+    /// Counts the windows that books ask for.
+    #[derive(Debug, Default)]
+    struct Counted(AtomicU32);
+
+    impl WindowSource for Counted {
+        fn take(&self, ticks: u32) -> Option<Window> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Some(Window::new(ticks))
+        }
+
+        fn give_back(&self, _: Window) {}
+    }
+
+    #[test]
+    fn every_book_takes_its_wider_windows_from_the_source() {
+        let counted = Arc::new(Counted::default());
+        let source: Arc<dyn WindowSource> = counted.clone();
+        let mut core = Core::new(crate::limits());
+        let mut sequence = Sequence::ZERO;
+        let mut envelope = move |command| {
+            sequence = sequence.next();
+            Envelope {
+                sequence,
+                time_ns: 1,
+                received_ns: 0,
+                command,
+            }
+        };
+        for (ix, name) in ["EARLY", "LATE"].into_iter().enumerate() {
+            let ix = InstrumentIx(ix as u32);
+            let spec = InstrumentSpec::new(&InstrumentParams {
+                ix,
+                band_low: Ticks(1),
+                band_high: Ticks::ORDER_MAX,
+                phase: Phase::Open,
+                ..InstrumentParams::new(InstrumentId::new(name).unwrap())
+            });
+            let set = Command::SetInstrument(SetInstrument {
+                spec: spec.unwrap(),
+            });
+            let set = envelope(set);
+            let mut book = core.begin(&set, &Cause::of(&set)).expect("a new book");
+            book.apply(&set, &mut Outbox::default());
+            core.places().push(Some(book));
+            // The first book is there before the source, as after a recovery.
+            if name == "EARLY" {
+                core.set_window_source(&source);
+            }
+        }
+        for book in 0..2 {
+            for (slot, price) in [(0, 500_000), (1, 503_000)] {
+                let ix = InstrumentIx(book as u32);
+                let handle = Handle {
+                    slot: 2 * book as u32 + slot,
+                    generation: 1,
+                };
+                let side = [Side::Buy, Side::Sell][slot as usize];
+                let new = New::limit(ix, handle, UserIx(slot), side, Ticks(price), Lots(1));
+                core.match_command(book, &envelope(Command::New(new)), None, |_| {});
+            }
+            let asked = counted.0.load(Ordering::Relaxed);
+            assert_eq!(asked, book as u32 + 1, "windows after book {book}");
+        }
     }
 }

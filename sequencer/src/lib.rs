@@ -10,6 +10,7 @@
 //! - `sink`: sink for complete records: the journal, or none. `codec`, `varint`: their encoding.
 //! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: one for
 //!   all (`shared`) or several (`pinned`). In layout `fused` the hot thread has the books.
+//! - `window_pool`: threads that prepare memory for price windows that grow.
 //! - [`stats`]: counters for metrics.
 //! - [`reader`]: complete records up to the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.
@@ -52,6 +53,7 @@ mod sink;
 pub mod stats;
 mod timers;
 mod varint;
+mod window_pool;
 
 pub use backlog::{Backlog, Bounds, IntakeCause, Stage};
 pub use checkpoint::{

@@ -29,6 +29,7 @@ use crate::ring_port::{HotRingPort, Submission};
 use crate::sink::JournalSink;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
+use crate::window_pool::WindowPool;
 use lists::Sweeping;
 use meter::Meters;
 use outline::{Dispatch, Outline, filtered_mass_cancel};
@@ -121,7 +122,7 @@ pub(crate) struct Hot {
 impl Hot {
     pub fn new(
         config: Config,
-        core: Core,
+        mut core: Core,
         gate: Arc<Gate>,
         keep: JournalSink,
         backlog: Arc<Backlog>,
@@ -132,6 +133,7 @@ impl Hot {
         // A self-trade that reduces both orders causes two events per maker.
         let orders_max = core.admission().orders_max() as usize;
         let events_max = 2 * orders_max + FEW_EVENTS;
+        core.set_window_source(&WindowPool::start(engine::LEVELS_DEFAULT));
         Self {
             engine_pool: EnginePool::new(&config),
             is_fused: config.engine_threads() == 0,

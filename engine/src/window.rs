@@ -1,0 +1,114 @@
+//! Memory of price windows. Another thread can prepare it, so that a book that grows neither
+//! allocates nor waits for the system.
+
+use core::fmt;
+use core::hint::black_box;
+use core::iter::successors;
+
+use crate::bits::Bits;
+use crate::ladder::{LEVELS_MAX, Level, Words};
+use crate::slab::Mapped;
+
+/// Initial width of a window, in ticks: 64 KiB of levels.
+pub(crate) const LEVELS_FIRST: usize = 1 << 12;
+/// Factor by which a window grows.
+pub(crate) const GROWTH: usize = 16;
+/// Levels of a page of memory.
+const LEVELS_PER_PAGE: usize = 4_096 / size_of::<Words>();
+
+/// Empty price levels, 16 bytes each, with their occupancy bitmap.
+pub struct Window {
+    pub(crate) levels: Mapped<Words>,
+    pub(crate) bits: Bits,
+}
+
+impl Window {
+    /// A window of this many ticks. Its middle, where the market will be, is touched: as much as
+    /// an initial window has. The rest costs only address space until orders rest there.
+    pub fn new(ticks: u32) -> Self {
+        let count = ticks as usize;
+        let mut levels = Mapped::new(count);
+        let mut bits = Bits::new(count);
+        let first = count.saturating_sub(LEVELS_FIRST) / 2;
+        let middle = levels.iter_mut().skip(first).take(LEVELS_FIRST);
+        for level in middle.step_by(LEVELS_PER_PAGE) {
+            *level = black_box(Level::EMPTY.words());
+        }
+        bits.set(count / 2);
+        black_box(&mut bits).clear(count / 2);
+        Self { levels, bits }
+    }
+
+    /// Width in ticks.
+    pub fn ticks(&self) -> u32 {
+        u32::try_from(self.levels.len()).expect("at most LEVELS_MAX")
+    }
+}
+
+impl Clone for Window {
+    fn clone(&self) -> Self {
+        let mut copy = Self::new(self.ticks());
+        for place in self.bits.iter() {
+            copy.levels[place] = self.levels[place];
+            copy.bits.set(place);
+        }
+        copy
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let occupied = self.bits.iter();
+        let levels = occupied.map(|place| (place, Level::of(self.levels[place])));
+        f.debug_map().entries(levels).finish()
+    }
+}
+
+/// Source of the memory of wider windows.
+///
+/// The time at which a window grows changes speed, never results, so the source may be late.
+pub trait WindowSource: fmt::Debug + Send + Sync {
+    /// A window of this many ticks, one of [`window_steps`]; `None` when none is ready. The book
+    /// asks again when the next order rests outside its window.
+    fn take(&self, ticks: u32) -> Option<Window>;
+
+    /// Takes a window that a book has replaced, to free it.
+    fn give_back(&self, window: Window);
+}
+
+/// Widths, in ticks, that a window grows to, up to the maximum of its book.
+pub fn window_steps(levels_max: u32) -> impl Iterator<Item = u32> {
+    let max = levels_max.min(LEVELS_MAX) as usize;
+    let wider = move |ticks: &usize| (*ticks < max).then(|| next_step(*ticks, max));
+    let steps = successors(Some(LEVELS_FIRST.min(max)), wider).skip(1);
+    steps.map(|ticks| u32::try_from(ticks).expect("at most LEVELS_MAX"))
+}
+
+/// Width after one growth.
+pub(crate) fn next_step(ticks: usize, max: usize) -> usize {
+    (ticks * GROWTH).min(max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn windows_grow_in_steps_up_to_the_maximum() {
+        let steps = |max| window_steps(max).collect::<Vec<_>>();
+        assert_eq!(steps(1 << 20), [1 << 16, 1 << 20]);
+        assert_eq!(steps(100_000), [1 << 16, 100_000]);
+        assert!(steps(1 << 12).is_empty() && steps(64).is_empty());
+    }
+
+    #[test]
+    fn a_new_window_is_empty() {
+        for ticks in [1, 64, 1 << 12, 100_000] {
+            let window = Window::new(ticks);
+            assert_eq!(window.ticks(), ticks);
+            assert!(window.bits.is_empty() && window.bits.iter().next().is_none());
+            assert!(window.levels.iter().all(|level| *level == [0; 2]));
+        }
+    }
+}
