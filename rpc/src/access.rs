@@ -291,7 +291,7 @@ mod tests {
             let reads = decide(read, token);
             assert!(reads.acts_for_any_user() && reads.require_user("u2").is_ok());
         }
-        assert!(decide(place, "sandbox.investor+operator.u1").acts_for_any_user());
+        assert!(!decide(place, "sandbox.investor+operator.u1").acts_for_any_user());
         assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_any_user());
         assert_eq!(decide("/health", "sandbox.operator").roles, Roles::NONE);
     }
@@ -360,7 +360,7 @@ mod tests {
             assert!(caller.expect("a caller").is_service(), "{service}");
         }
         // Where no approval is needed, nothing changes.
-        let caller = decide("sandbox.operator+service", "PlaceOrder").unwrap();
+        let caller = decide("sandbox.operator+service", "CancelOrder").unwrap();
         assert!(caller.expect("a caller").is_service());
     }
 

@@ -51,7 +51,9 @@ const EVERYONE: &[Role] = &[
 const OPERATE: &[Role] = &[Operator, Service];
 const MONEY: &[Role] = &[Operator, Treasury, Service];
 const DUTY: &[Role] = &[Operator, Compliance, Service];
-const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
+/// The roles of trading sessions: orders and trading holds are the owner's own calls on every
+/// protocol (`design.md` 10).
+const TRADE: &[Role] = &Role::TRADING;
 const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
 const ISSUE: &[Role] = &[Issuer, Operator, Service];
 /// Staff, and issuers for their own issues.
@@ -607,17 +609,22 @@ mod tests {
 
     // rows: R333
     #[test]
-    fn r333_calls_admit_the_traders_that_trading_sessions_admit() {
+    fn r333_calls_admit_the_traders_that_trading_sessions_admit_and_staff_only_to_cancel() {
+        let trading = Roles::of(&Role::TRADING);
         for call in [
             "PlaceOrder",
-            "CancelOrder",
             "AmendOrder",
-            "MassCancel",
             "OpenTradingHold",
+            "AdjustTradingHold",
+            "CloseTradingHold",
         ] {
             let allowed = BY_PATH[&format!("/dfa.market.v1.MarketService/{call}")];
+            assert_eq!(allowed, trading, "{call}");
+        }
+        for call in ["CancelOrder", "MassCancel"] {
+            let allowed = BY_PATH[&format!("/dfa.market.v1.MarketService/{call}")];
             let own = allowed.intersection(Roles::of(&Role::OWN));
-            assert_eq!(own, Roles::of(&Role::TRADING), "{call}");
+            assert_eq!(own, trading, "{call}");
         }
     }
 }

@@ -231,7 +231,7 @@ async fn close_holds_and_prove(platform: &Platform) {
             assert_eq!(number(&hold["drawn"]), Decimal::from(0), "{hold}");
             platform
                 .ok(
-                    OPERATOR,
+                    &format!("sandbox.trader.{}", text(hold, "/userId")),
                     "market.CloseTradingHold",
                     json!({ "holdId": hold["holdId"] }),
                 )

@@ -149,7 +149,7 @@ fn unknown_users_are_not_found() {
                 json!({ "order": limit_order(&ghost, &stage.bond, "BUY", "10.00", "1") }),
             ),
             (
-                OPERATOR,
+                trader.as_str(),
                 "market.OpenTradingHold",
                 json!({ "userId": "ghost", "instrumentId": "CFA-RUB", "amount": { "value": "1.00" } }),
             ),
@@ -555,15 +555,16 @@ fn writes_without_an_idempotency_key_are_refused() {
             request["context"] = empty.clone();
             request
         };
+        let trader = stage.user.token();
         for (token, name, request) in [
-            (OPERATOR, "market.PlaceOrder", stage.order("10.00", "1")),
+            (trader.as_str(), "market.PlaceOrder", stage.order("10.00", "1")),
             (
                 OPERATOR,
                 "market.CancelOrder",
                 json!({ "orderId": stage.order }),
             ),
             (
-                OPERATOR,
+                trader.as_str(),
                 "market.OpenTradingHold",
                 json!({ "userId": stage.user.id, "instrumentId": stage.bond, "amount": { "value": "1" } }),
             ),

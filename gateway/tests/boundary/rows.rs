@@ -363,7 +363,7 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
 // rows: R333
 #[tokio::test]
 async fn r333_each_call_of_the_market_admits_its_roles_alone() {
-    const TRADE: &str = "investor trader operator service";
+    const TRADE: &str = "investor trader";
     const CANCEL: &str = "investor trader operator market-supervisor service";
     const SUPERVISE: &str = "operator market-supervisor service";
     const STAFF: &str = "operator treasury compliance market-supervisor auditor service";
