@@ -614,6 +614,52 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
     assert_eq!(handle.recovered(), order.command.sequence);
 }
 
+/// The buffer of a rate takes a second of it (`design.md` 5): orders that rest, trades, cancels.
+#[tokio::test]
+async fn a_stalled_disk_delays_no_order_for_a_second_of_the_configured_rate() {
+    // Above the rate for which the minimum of the buffer suffices.
+    const RATE: u32 = 30_000;
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.pending_bytes_max = sequencer::Config::pending_bytes_for(RATE);
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    storage.stall(true);
+    let mut number = 0;
+    let mut place = |user, side, quantity, time_in_force| {
+        number += 1;
+        let mut order = desk.order(user, side, 10_000, quantity);
+        (order.client_order_id, order.time_in_force) = (number, time_in_force);
+        (number, Request::New(order))
+    };
+    let (mut accepted, mut last) = (0, Sequence::ZERO);
+    while accepted < RATE {
+        let (resting, buy) = place(0, Side::Buy, 1, TimeInForce::Gtc);
+        let end = match resting % 4 {
+            0 => place(1, Side::Sell, 1, TimeInForce::Ioc).1,
+            _ => Request::Cancel(CancelRequest {
+                order: OrderRef::Client(resting),
+                user: desk.users[0],
+                session: SessionIx::NONE,
+                client_seq: 0,
+                reason: CancelReason::UserRequest,
+                key_hash: Id128::NONE,
+            }),
+        };
+        for request in [buy, end] {
+            let answer = desk.port.call(request).await;
+            let record = answer.unwrap_or_else(|error| panic!("request {accepted}: {error:?}"));
+            (accepted, last) = (accepted + 1, record.command.sequence);
+        }
+    }
+    let commit = handle.commit();
+    assert!(commit.position() < last, "the disk did not stall");
+    storage.stall(false);
+    in_time("all are durable", commit.wait(last))
+        .await
+        .expect("durable");
+}
+
 #[tokio::test]
 async fn a_failed_journal_refuses_and_the_idle_thread_still_answers() {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
