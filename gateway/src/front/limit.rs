@@ -33,7 +33,7 @@ pub fn is_in_budget(
 
 /// Checks an order above the budget estimate: reads the estimate again, then lets identity check
 /// the order. `Ok(true)`: identity allows the order. `Ok(false)`: admission checks its budget.
-/// `Err`: a dependency is unavailable.
+/// `Err`: the user's KYC level is too low, or a dependency is unavailable.
 pub async fn check(
     market: &Market,
     user: types::UserIx,
@@ -56,6 +56,9 @@ pub async fn check(
         false => market.read_budget(user, day).await,
     }
     .map_err(unavailable)?;
+    if budget.is_kyc_too_low() {
+        return Err(RejectReason::KycRequired);
+    }
     // The price by which admission values the order.
     let price = new.price.unwrap_or(spec.band_high);
     let price = market

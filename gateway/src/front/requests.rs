@@ -1,5 +1,5 @@
-//! Handles requests: checks rate and budget, then submits to the ring. A request that is refused
-//! here is not journalled, so that its client sequence may be sent again.
+//! Handles requests: checks rate, KYC level and budget, then submits to the ring. A request that is
+//! refused here is not journalled, so that its client sequence may be sent again.
 //!
 //! Connections are read regardless of the requests in flight. A request of a user without a free
 //! slot waits in its stream for a moment, then it is refused as `BUSY`, so that a cancel after it
@@ -250,14 +250,19 @@ impl State {
         (!is_asked).then_some(RejectReason::AlreadySeen)
     }
 
-    /// Submits a request. Identity first checks an order above the budget estimate; the session's
-    /// later requests wait meanwhile. Returns the reason of a refusal.
+    /// Submits a request. Refuses new orders and amends of a user whose KYC level is too low.
+    /// Identity first checks an order above the budget estimate; the session's later requests wait
+    /// meanwhile. Returns the reason of a refusal.
     pub fn submit_within_limit(
         &mut self,
         at: At,
         request: Request,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
+        let adds_risk = matches!(request, Request::New(_) | Request::Amend(_));
+        if adds_risk && self.sessions.row(at).budget.is_kyc_too_low() {
+            return Some(RejectReason::KycRequired);
+        }
         // Above the rate the order is a repeat, which needs no check, or the hot thread refuses it.
         if let Request::New(new) = &request
             && !is_over_rate

@@ -7,7 +7,8 @@ use types::{RejectReason, Side, UserId};
 use crate::checkpoints::cancel_own;
 use crate::world::*;
 
-async fn publish_updated(world: &World, user_id: &str) {
+/// Publishes identity's event that a user has changed.
+pub async fn publish_updated(world: &World, user_id: &str) {
     let payload = UserUpdatedEvent {
         context: context(&unique()),
         user_id: user_id.into(),
@@ -18,7 +19,7 @@ async fn publish_updated(world: &World, user_id: &str) {
 }
 
 /// Waits until a user's limit of the day is journalled.
-async fn until_limit(world: &World, user_id: &str, minor: i64) {
+pub async fn until_limit(world: &World, user_id: &str, minor: i64) {
     let id = UserId::new(user_id).unwrap();
     until_true("the limit is journalled", async || {
         world.replica().read(|state| {
