@@ -1,11 +1,12 @@
 //! The front's estimate of each user's remaining daily budget, and whether the user's KYC level
 //! allows orders. Admission keeps the authoritative count of the budget.
 //!
-//! The front subtracts each order of a session before it submits the order. The estimate ignores
-//! amends, RPC orders, and budget that ended orders return. An order above the estimate is
-//! therefore not refused: the estimate is read again from the replica, and if it is still too low,
-//! identity checks the order (`design.md` 3). If admission refuses an order that the estimate
-//! covered, the next order reads the estimate again.
+//! The front subtracts each order of a session before it submits the order. What admission charges
+//! for an RPC call is subtracted once the call is admitted. The estimate ignores amends of
+//! sessions, and budget that ended orders return. An order above the estimate is therefore not
+//! refused: the estimate is read again from the replica, and if it is still too low, identity
+//! checks the order (`design.md` 3). If admission refuses an order that the estimate covered, the
+//! next order reads the estimate again.
 //!
 //! The KYC level is read with the limit and after each event of identity about the user. Sessions
 //! stay open while it is too low: the front refuses their new orders and amends (R146).
@@ -51,6 +52,15 @@ impl Budget {
             .is_ok()
     }
 
+    /// Subtracts what admission has charged for an RPC call. Zero is the lowest estimate.
+    pub fn charge(&self, charged: Minor) {
+        let charge = |left: i64| Some(left.saturating_sub(charged.0).max(0));
+        let before = self
+            .left_minor
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, charge);
+        before.expect("any estimate can be charged");
+    }
+
     /// True when the estimate is of another day or was invalidated.
     pub fn is_stale(&self, day: u32) -> bool {
         self.day.load(Ordering::Acquire) != day
@@ -72,7 +82,8 @@ impl Budget {
     }
 
     /// Sets the estimate to zero, so that the next order reads it again. Call it when admission has
-    /// refused an order that the estimate covered: amends or RPC orders have used the budget.
+    /// refused an order that the estimate covered: amends, or calls at the same moment, have used
+    /// the budget.
     pub fn exhaust(&self) {
         self.left_minor.store(0, Ordering::Release);
     }
@@ -168,6 +179,11 @@ mod tests {
         );
         assert!(budget.try_spend(Minor(40), 7));
         assert!(!budget.try_spend(Minor(1), 8), "yesterday's budget is void");
+        budget.set(Minor(100), 7, budget.version());
+        budget.charge(Minor(99));
+        assert!(!budget.try_spend(Minor(2), 7), "a call was charged");
+        budget.charge(Minor(99));
+        assert!(budget.try_spend(Minor(0), 7) && !budget.try_spend(Minor(1), 7));
         budget.set(Minor(100), 8, budget.version());
         budget.exhaust();
         assert!(!budget.is_stale(8) && !budget.try_spend(Minor(1), 8));

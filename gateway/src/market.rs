@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use types::command::SetBudget;
 use types::{
-    Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
-    NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
+    Amount, AssetIx, CFA_RUB, Command, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec,
+    Minor, NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
 };
 
 use crate::acts::Acts;
@@ -130,8 +130,18 @@ impl Market {
     }
 
     /// Submits a request to the trading path. The returned record is *accepted*, not yet durable.
+    /// What it charges to a user's budget is subtracted from the front's estimate.
     pub async fn submit(&self, request: Request) -> Result<Record, SubmitError> {
-        self.port.call(request).await
+        let record = self.port.call(request).await?;
+        let (user, charged) = match &record.command.command {
+            Command::New(new) => (new.user, new.budget_minor),
+            Command::Amend(amend) => (amend.user, amend.budget_minor),
+            _ => return Ok(record),
+        };
+        if !charged.is_zero() {
+            self.budgets.of_user(user).charge(charged);
+        }
+        Ok(record)
     }
 
     /// Submits a request and waits until its command is durable.
@@ -299,7 +309,7 @@ impl Market {
         }
         match self.submit(Request::BindUser(id)).await {
             Ok(record) => match record.command.command {
-                types::Command::BindUser(bound) => Ok(bound.user),
+                Command::BindUser(bound) => Ok(bound.user),
                 _ => unreachable!("BindUser is journalled as BindUser"),
             },
             Err(SubmitError::Refused(reject)) => match reject.details {
