@@ -1,8 +1,12 @@
 //! The TRADING budget of a day: the untraded part of an ended order returns to it (`design.md` 3).
 
+use std::sync::Arc;
+
 use prost::Message;
+use proto::cfa::v1::Instrument;
 use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
-use types::{RejectReason, Side, UserId};
+use testkit::Registry;
+use types::{OrderType, RejectReason, Side, TimeInForce, UserId};
 
 use crate::checkpoints::cancel_own;
 use crate::world::*;
@@ -129,6 +133,44 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     world.place(sell("eve", "1.00", "10")).await.unwrap();
     let asked = asked(&world);
     assert!(asked.len() == 1 && asked[0].contains("30.00"), "{asked:?}");
+    world.stop().await;
+}
+
+/// Without a band a market order has no highest value. It is valued by the book, as by admission.
+/// Identity is asked only if the budget does not cover that value.
+#[tokio::test]
+async fn a_market_order_without_a_band_is_judged_by_the_best_price() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Arc::new(Registry::default());
+    registry.list(Instrument {
+        price_band_low: None,
+        price_band_high: None,
+        ..bond(BOND)
+    });
+    let settings = Settings::default();
+    let mut world = World::start(folder.path(), settings, Arc::default(), registry).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    world.place(sell("bob", "1.00", "30")).await.unwrap();
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    world.identity.take_limit_checks();
+    let market_order = |id, lots| wire::NewOrder {
+        order_type: OrderType::Market,
+        time_in_force: TimeInForce::Ioc,
+        ..wire_order(id, Side::Buy, 0, lots)
+    };
+    // 10.00 at the best offer, 10.50 with the collar; the limit is 25.00.
+    ann.send(0, market_order(1, 10)).await.unwrap();
+    assert_eq!(until(&mut of_ann, fill).await.quantity_lots, 10);
+    assert_eq!(world.identity.take_limit_checks(), []);
+    // 21.00 of the remaining 15.00.
+    ann.send(0, market_order(2, 20)).await.unwrap();
+    assert_eq!(until(&mut of_ann, fill).await.quantity_lots, 20);
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
     world.stop().await;
 }
 
