@@ -1,14 +1,18 @@
-//! The front's estimate of each user's remaining daily budget. Admission keeps the authoritative
-//! count.
+//! The front's estimate of each user's remaining daily budget, and whether the user's KYC level
+//! allows orders. Admission keeps the authoritative count of the budget.
 //!
-//! The front subtracts each order of a session before it submits the order. The estimate ignores
-//! amends, RPC orders, and budget that ended orders return. An order above the estimate is
-//! therefore not refused: the estimate is read again from the replica, and if it is still too low,
-//! identity checks the order (`design.md` 3). If admission refuses an order that the estimate
-//! covered, the next order reads the estimate again.
+//! The front subtracts each order of a session before it submits the order. What admission charges
+//! for an RPC call is subtracted once the call is admitted. The estimate ignores amends of
+//! sessions, and budget that ended orders return. An order above the estimate is therefore not
+//! refused: the estimate is read again from the replica, and if it is still too low, identity
+//! checks the order (`design.md` 3). If admission refuses an order that the estimate covered, the
+//! next order reads the estimate again.
+//!
+//! The KYC level is read with the limit and after each event of identity about the user. Sessions
+//! stay open while it is too low: the front refuses their new orders and amends (R146).
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +26,7 @@ use crate::market::Market;
 /// Pause between two rounds of [`run`]. Several events of a user within a pause cost one read.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Estimate of one user.
+/// Estimate and KYC level of one user.
 #[derive(Default)]
 pub struct Budget {
     /// In kopecks.
@@ -31,6 +35,8 @@ pub struct Budget {
     day: AtomicU32,
     /// Number of invalidations.
     version: AtomicU32,
+    /// The user's KYC level is below STANDARD.
+    is_kyc_too_low: AtomicBool,
 }
 
 impl Budget {
@@ -44,6 +50,15 @@ impl Budget {
         self.left_minor
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, spend)
             .is_ok()
+    }
+
+    /// Subtracts what admission has charged for an RPC call. Zero is the lowest estimate.
+    pub fn charge(&self, charged: Minor) {
+        let charge = |left: i64| Some(left.saturating_sub(charged.0).max(0));
+        let before = self
+            .left_minor
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, charge);
+        before.expect("any estimate can be charged");
     }
 
     /// True when the estimate is of another day or was invalidated.
@@ -67,7 +82,8 @@ impl Budget {
     }
 
     /// Sets the estimate to zero, so that the next order reads it again. Call it when admission has
-    /// refused an order that the estimate covered: amends or RPC orders have used the budget.
+    /// refused an order that the estimate covered: amends, or calls at the same moment, have used
+    /// the budget.
     pub fn exhaust(&self) {
         self.left_minor.store(0, Ordering::Release);
     }
@@ -77,13 +93,23 @@ impl Budget {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.day.store(0, Ordering::SeqCst);
     }
+
+    /// True if the user's KYC level, as last read, is too low for new orders and amends.
+    pub fn is_kyc_too_low(&self) -> bool {
+        self.is_kyc_too_low.load(Ordering::Acquire)
+    }
+
+    /// Stores whether the KYC level is too low. Returns true if that is a change.
+    pub fn set_kyc_too_low(&self, is_too_low: bool) -> bool {
+        self.is_kyc_too_low.swap(is_too_low, Ordering::AcqRel) != is_too_low
+    }
 }
 
 /// Budget estimates of all users.
 #[derive(Default)]
 pub struct Budgets {
     estimates: Mutex<HashMap<UserIx, Arc<Budget>>>,
-    /// Users whose limit changed in identity, to be read by [`run`].
+    /// Users that changed in identity, to be read by [`run`].
     changed: Mutex<BTreeSet<UserIx>>,
     has_changed: Notify,
 }
@@ -93,8 +119,8 @@ impl Budgets {
         lock(&self.estimates).entry(user).or_default().clone()
     }
 
-    /// Makes [`run`] read a user's limit. The event consumer does not wait for the read: identity
-    /// may be unavailable, and the next event may block a user.
+    /// Makes [`run`] read a user's KYC level and limit. The event consumer does not wait for the
+    /// read: identity may be unavailable, and the next event may block a user.
     pub fn queue_refresh(&self, user: UserIx) {
         lock(&self.changed).insert(user);
         self.has_changed.notify_one();
@@ -105,7 +131,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the limits that changed in identity, until shutdown. Retries failed reads.
+/// Reads KYC level and limit of the users that changed in identity, until shutdown. Retries failed
+/// reads.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
     let reading = async {
@@ -115,7 +142,7 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
             let users = std::mem::take(&mut *lock(&budgets.changed));
             let mut failed = None;
             for user in users {
-                match market.refresh_limit(user).await {
+                match market.refresh_user(user).await {
                     // A retry cannot help a user who is unknown to identity.
                     Err(status) if status.code() != Code::NotFound => {
                         budgets.queue_refresh(user);
@@ -125,7 +152,7 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
                 }
             }
             if let Some((user, status)) = failed {
-                tracing::warn!(%status, user = user.0, "limit of a user not read from identity: retrying");
+                tracing::warn!(%status, user = user.0, "KYC level or limit of a user not read from identity: retrying");
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -152,6 +179,11 @@ mod tests {
         );
         assert!(budget.try_spend(Minor(40), 7));
         assert!(!budget.try_spend(Minor(1), 8), "yesterday's budget is void");
+        budget.set(Minor(100), 7, budget.version());
+        budget.charge(Minor(99));
+        assert!(!budget.try_spend(Minor(2), 7), "a call was charged");
+        budget.charge(Minor(99));
+        assert!(budget.try_spend(Minor(0), 7) && !budget.try_spend(Minor(1), 7));
         budget.set(Minor(100), 8, budget.version());
         budget.exhaust();
         assert!(!budget.is_stale(8) && !budget.try_spend(Minor(1), 8));
@@ -160,5 +192,17 @@ mod tests {
         budget.invalidate();
         budget.set(Minor(100), 8, version);
         assert!(budget.is_stale(8));
+    }
+
+    // rows: R146
+    #[test]
+    fn r146_a_kyc_level_that_is_too_low_stays_so_until_it_is_read_again() {
+        let budget = Budget::default();
+        assert!(!budget.is_kyc_too_low(), "a login has checked the level");
+        assert!(budget.set_kyc_too_low(true) && !budget.set_kyc_too_low(true));
+        budget.invalidate();
+        budget.set(Minor(100), 7, budget.version());
+        assert!(budget.is_kyc_too_low(), "the budget does not change it");
+        assert!(budget.set_kyc_too_low(false) && !budget.is_kyc_too_low());
     }
 }

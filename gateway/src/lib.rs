@@ -25,7 +25,7 @@
 //! | `orders` | calls over RPC: place, cancel, amend, mass cancel, kill switch, member bounds |
 //! | `funding`, `sweeper` | trading holds; reconciliation of ledger holds with the journal |
 //! | `front` | trading sessions, on a polled thread |
-//! | `budget` | each user's remaining daily budget for session orders |
+//! | `budget` | each user's remaining daily budget and KYC level for session orders |
 //! | `idle_sessions` | forgets sessions that were closed long ago |
 //! | `resend_source` | session messages older than the window, rebuilt from the journal |
 //! | `dispatch` | health and gauges of the trading path and the replica |

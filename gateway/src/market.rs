@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use types::command::SetBudget;
 use types::{
-    Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
-    NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
+    Amount, AssetIx, CFA_RUB, Command, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec,
+    Minor, NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
 };
 
 use crate::acts::Acts;
@@ -130,8 +130,18 @@ impl Market {
     }
 
     /// Submits a request to the trading path. The returned record is *accepted*, not yet durable.
+    /// What it charges to a user's budget is subtracted from the front's estimate.
     pub async fn submit(&self, request: Request) -> Result<Record, SubmitError> {
-        self.port.call(request).await
+        let record = self.port.call(request).await?;
+        let (user, charged) = match &record.command.command {
+            Command::New(new) => (new.user, new.budget_minor),
+            Command::Amend(amend) => (amend.user, amend.budget_minor),
+            _ => return Ok(record),
+        };
+        if !charged.is_zero() {
+            self.budgets.of_user(user).charge(charged);
+        }
+        Ok(record)
     }
 
     /// Submits a request and waits until its command is durable.
@@ -299,7 +309,7 @@ impl Market {
         }
         match self.submit(Request::BindUser(id)).await {
             Ok(record) => match record.command.command {
-                types::Command::BindUser(bound) => Ok(bound.user),
+                Command::BindUser(bound) => Ok(bound.user),
                 _ => unreachable!("BindUser is journalled as BindUser"),
             },
             Err(SubmitError::Refused(reject)) => match reject.details {
@@ -459,8 +469,8 @@ impl Market {
         Ok(bid.map_or(price, |bid| bid.max(price)))
     }
 
-    /// Reads the user's day limit from identity, journals it, and sets the front's estimate. Does
-    /// nothing if another call has done so meanwhile.
+    /// Reads the user's KYC level and day limit from identity, journals the limit, and sets the
+    /// front's estimate. Does nothing if another call has done so meanwhile.
     ///
     /// # Errors
     /// UNAVAILABLE if another call reads the same limit for longer than [`LIMIT_WAIT`]. The wait is
@@ -478,16 +488,23 @@ impl Market {
         if budget.version() == before && !budget.is_stale(self.day()) {
             return Ok(());
         }
+        self.read_kyc(context, user, user_id).await?;
         self.read_limit(context, user, user_id).await
     }
 
-    /// Reads the limit of a user who has a budget today, after the limit changed in identity.
-    /// Admission alone checks the user's RPC orders and amends, and gets the new limit only here.
-    pub async fn refresh_limit(&self, user: UserIx) -> Result<(), Status> {
+    /// Reads a user that changed in identity: the KYC level, and the limit if the user has a budget
+    /// today. Admission alone checks the user's RPC orders and amends against the limit, and gets a
+    /// new one only here.
+    ///
+    /// # Errors
+    /// Identity, the trading path or the replica is unavailable. NOT_FOUND: identity does not know
+    /// the user.
+    pub async fn refresh_user(&self, user: UserIx) -> Result<(), Status> {
         let user_id = self.replica.names().user(user);
         let mut context = rpc::Context::new(SOURCE);
         context.user_id = user_id.to_string();
         let _lock = self.limits.lock(user).await;
+        self.read_kyc(&context, user, &context.user_id).await?;
         let day = self.day();
         let has_budget = self.state(|state| {
             let row = state.core().admission().user(user);
@@ -497,6 +514,23 @@ impl Market {
             true => self.read_limit(&context, user, &context.user_id).await,
             false => Ok(()),
         }
+    }
+
+    /// Reads the user's KYC level for the sessions: one that is too low stops their new orders and
+    /// amends (R146). The caller holds the user's lock in `limits`, so that the last level read is
+    /// the last stored.
+    async fn read_kyc(
+        &self,
+        context: &rpc::Context,
+        user: UserIx,
+        user_id: &str,
+    ) -> Result<(), Status> {
+        let profile = self.identity.profile(context, user_id).await?;
+        let is_too_low = !profile.is_standard;
+        if self.budgets.of_user(user).set_kyc_too_low(is_too_low) {
+            tracing::info!(user_id, is_too_low, "KYC level for session orders changed");
+        }
+        Ok(())
     }
 
     /// Reads the day limit from identity, journals it, and sets the front's estimate. The caller

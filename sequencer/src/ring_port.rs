@@ -87,6 +87,8 @@ pub enum Report {
         session: SessionIx,
         client_seq: u64,
         request: RequestName,
+        /// [`Submission::received_ns`].
+        received_ns: u64,
         reason: SubmitError,
     },
     /// Warning: the user has used more than 80 % of the order messages that the day's trades allow.
@@ -444,6 +446,7 @@ fn submit_error_report(slot: &RequestSlot, reason: SubmitError) -> Report {
         session,
         client_seq,
         request: slot.request.name(),
+        received_ns: slot.submission.received_ns,
         reason,
     }
 }
@@ -489,6 +492,29 @@ mod tests {
             other => panic!("{other:?}"),
         });
         polled.map_or_else(|_| vec![u64::MAX], |_| tags)
+    }
+
+    #[test]
+    fn a_refusal_reports_when_the_front_read_the_request() {
+        let (mut front, mut hot) = rings(16);
+        let submission = Submission {
+            received_ns: 42,
+            ..Submission::default()
+        };
+        let request = Request::ForgetSession {
+            session: SessionIx(0),
+            epoch: Sequence::ZERO,
+        };
+        front.submit(submission, &request).expect("room");
+        assert!(hot.fill());
+        let at = hot.next().expect("a request");
+        hot.refuse(at, SubmitError::Busy);
+        let mut read_at = Vec::new();
+        let polled = front.poll(|report| match report {
+            Report::NotSubmitted { received_ns, .. } => read_at.push(*received_ns),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!((polled, read_at), (Ok(true), vec![42]));
     }
 
     #[test]

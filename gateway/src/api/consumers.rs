@@ -2,7 +2,8 @@
 //!
 //! - identity: a block refuses a user's new orders, cancels the open ones (`USER_BLOCKED`), ends
 //!   the sessions and closes the trading holds (`design.md` 4). Each event about a user evicts the
-//!   user's cached profile and budget.
+//!   user's cached profile and budget. After an update the KYC level is read again: one that is too
+//!   low stops the new orders and amends of open sessions (R146).
 //! - cfa: instrument events update the instruments. Issues, redemptions and transfers change the
 //!   positions stored here.
 //! - ledger: balances are sent to the sessions of their user. If another service has ended a hold,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use admission::{NewRequest, RequestName};
+use admission::NewRequest;
 use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
 use sequencer::Parker;
@@ -21,6 +21,7 @@ use wire::{DisconnectCode, LedgerBalance, SetTradingHold, TradingHold};
 use super::compare::Sample;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
+use super::requests::Received;
 use super::session::{At, Member};
 use super::{hold, limit, resend};
 use crate::budget::Budget;
@@ -79,8 +80,7 @@ pub enum FrontRequest {
     Answer {
         session: (At, Sequence),
         ix: SessionIx,
-        client_seq: u64,
-        request: RequestName,
+        received: Received,
     },
 }
 
@@ -114,8 +114,7 @@ pub enum FrontMessage {
     /// The answer to a repeated request; `None` if it is no longer in the journal.
     Answer {
         session: (At, Sequence),
-        client_seq: u64,
-        request: RequestName,
+        received: Received,
         message: Option<Bytes>,
     },
     /// Compares a message in the window with the journal's.
@@ -312,14 +311,12 @@ impl Desk {
             FrontRequest::Answer {
                 session,
                 ix,
-                client_seq,
-                request,
+                received,
             } => {
-                let message = resend::answer(market, ix, client_seq).await;
+                let message = resend::answer(market, ix, received.client_seq).await;
                 FrontMessage::Answer {
                     session,
-                    client_seq,
-                    request,
+                    received,
                     message,
                 }
             }

@@ -64,9 +64,18 @@ pub async fn admit(
     let key = derived::session_key(&user_id, login.session_name.as_str());
     check_session(market, user, key, login).await?;
     let budget = market.budgets.of_user(user);
+    if budget.is_kyc_too_low() {
+        // The profile that was just checked may be newer: read the level again.
+        budget.invalidate();
+    }
     if budget.is_stale(market.day()) {
         let refreshed = market.refresh_budget(&context, user, &user_id).await;
         refreshed.map_err(|status| dependency_failed("budget", &status))?;
+    }
+    // The level may have dropped since the check of the profile. From here on events of identity
+    // reach the session: the replica has the user's binding.
+    if budget.is_kyc_too_low() {
+        return Err(DisconnectCode::KycLevel);
     }
     if login.money_hold_minor > 0 {
         let target = Minor(login.money_hold_minor);

@@ -48,7 +48,7 @@ mod window;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
-use admission::{RejectDetails, Request, RequestName};
+use admission::{RejectDetails, Request};
 use sequencer::{Commit, Opened, Polled, Stamp, SubmitError};
 use transport::{Endpoint, Key, Link};
 use types::{InstrumentSpec, RejectReason, UserIx};
@@ -61,8 +61,8 @@ use self::connection::{
     Channel, Conn, append_pulled, check_slow, end_channel, end_connection, send, send_encoded,
 };
 pub use self::desk::{FrontMessage, FrontQueue};
-use self::requests::{Resend, rejected};
-use self::session::{At, Owner};
+use self::requests::{Received, Resend, rejected};
+use self::session::{At, Limited, Owner};
 use self::state::{ClientAction, Due, LAST_REPORTS, State, reason_of};
 use crate::market::monotonic_ns;
 
@@ -118,12 +118,11 @@ impl Front {
             }
             FrontMessage::Answer {
                 session,
-                client_seq,
-                request,
+                received,
                 message,
             } => {
                 if self.end_look_up(session) {
-                    self.on_answer(now, session.0, (client_seq, request), message);
+                    self.on_answer(now, session.0, &received, message);
                 }
             }
             FrontMessage::Instrument(spec) => {
@@ -165,14 +164,14 @@ impl Front {
         &mut self,
         now: Instant,
         at: At,
-        (client_seq, request): (u64, RequestName),
+        received: &Received,
         message: Option<bytes::Bytes>,
     ) {
         match message {
             Some(bytes) => self.with_owner(at, |link, owner| {
                 send_encoded(link, now, owner.channel, &bytes);
             }),
-            None => self.refuse(now, at, client_seq, request, RejectReason::AlreadySeen),
+            None => self.refuse(now, at, received, RejectReason::AlreadySeen),
         }
     }
 
@@ -207,15 +206,8 @@ impl Front {
     }
 
     /// Sends an unnumbered refusal: the request was not submitted.
-    fn refuse(
-        &mut self,
-        now: Instant,
-        at: At,
-        client_seq: u64,
-        request: RequestName,
-        reason: RejectReason,
-    ) {
-        let refusal = rejected(self.state.now_ns, client_seq, request, reason, 0);
+    fn refuse(&mut self, now: Instant, at: At, received: &Received, reason: RejectReason) {
+        let refusal = rejected(self.state.now_ns, received, reason, 0);
         self.send(now, at, &refusal);
     }
 
@@ -242,19 +234,25 @@ impl Front {
 
     /// Submits or refuses the order whose limit identity has checked, then the requests after it.
     fn on_limit_checked(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
-        let Some(mut new) = self.state.limited.remove(&at) else {
+        let Some(limited) = self.state.limited.remove(&at) else {
             return;
         };
+        let Limited {
+            mut new,
+            received_ns,
+        } = limited;
         let waiting = self.state.sessions.row(at).parked.take();
         let refusal = match outcome {
             Ok(checked) => {
                 new.limit_checked = checked;
-                self.state.submit(at, &Request::New(new), false)
+                let request = Request::New(new);
+                self.state.submit(at, &request, received_ns, false)
             }
             Err(reason) => Some(reason),
         };
         if let Some(reason) = refusal {
-            self.refuse(now, at, new.client_seq, Request::New(new).name(), reason);
+            let received = Received::new(new.client_seq, Request::New(new).name(), received_ns);
+            self.refuse(now, at, &received, reason);
         }
         for next in waiting.into_iter().flatten() {
             let session = self.state.sessions.row(at);
@@ -265,12 +263,12 @@ impl Front {
             }
             let request = session.request(next.client_seq, &next.message);
             let request = request.expect("its form was checked on arrival");
-            let name = request.name();
-            let refusal = self
-                .state
-                .submit_within_limit(at, request, next.is_over_rate);
+            let received = Received::new(next.client_seq, request.name(), next.received_ns);
+            let refusal =
+                self.state
+                    .submit_within_limit(at, request, next.received_ns, next.is_over_rate);
             if let Some(reason) = refusal {
-                self.refuse(now, at, next.client_seq, name, reason);
+                self.refuse(now, at, &received, reason);
             }
         }
     }
@@ -320,8 +318,8 @@ impl Front {
                 ClientAction::Answered(at, stamp, report) => {
                     self.send_accepted(now, at, &stamp, &report)
                 }
-                ClientAction::Refused(at, client_seq, request, reason) => {
-                    self.on_submit_error(now, at, client_seq, request, reason);
+                ClientAction::Refused(at, received, error) => {
+                    self.on_submit_error(now, at, &received, error);
                 }
                 ClientAction::OpenRefused(tag, reason) => self.on_open_refused(now, tag, reason),
                 ClientAction::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
@@ -360,14 +358,7 @@ impl Front {
 
     /// Handles a request that the hot thread did not journal: sends a refusal, or the original
     /// answer if the request is a repeat.
-    fn on_submit_error(
-        &mut self,
-        now: Instant,
-        at: At,
-        client_seq: u64,
-        request: RequestName,
-        error: SubmitError,
-    ) {
+    fn on_submit_error(&mut self, now: Instant, at: At, received: &Received, error: SubmitError) {
         self.state.stats.submit_errors.increment(1);
         if let SubmitError::Refused(reject) = error
             && reject.reason == RejectReason::AlreadySeen
@@ -376,7 +367,7 @@ impl Front {
                 RejectDetails::ClientSeq(seen) => seen,
                 _ => 0,
             };
-            return self.resend_answer(now, at, client_seq, request, seen);
+            return self.resend_answer(now, at, received, seen);
         }
         let reason = reason_of(error);
         let limit = match error {
@@ -387,31 +378,23 @@ impl Front {
             SubmitError::Refused(reject) => reject.limit(),
             _ => 0,
         };
-        let refusal = rejected(self.state.now_ns, client_seq, request, reason, limit);
+        let refusal = rejected(self.state.now_ns, received, reason, limit);
         self.send(now, at, &refusal);
     }
 
     /// Sends the original answer to a request again, under its number.
-    fn resend_answer(
-        &mut self,
-        now: Instant,
-        at: At,
-        client_seq: u64,
-        request: RequestName,
-        seen: u64,
-    ) {
+    fn resend_answer(&mut self, now: Instant, at: At, received: &Received, seen: u64) {
         let Some(owner) = self.state.sessions.row(at).owner else {
             return;
         };
         let link = self.endpoint.link(owner.connection);
         let resend = Resend {
-            client_seq,
-            request,
+            received: *received,
             seen,
             may_look_up: true,
         };
         if let Some(reason) = self.state.resend_answer(now, link, at, &resend) {
-            self.refuse(now, at, client_seq, request, reason);
+            self.refuse(now, at, received, reason);
         }
     }
 

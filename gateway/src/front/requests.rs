@@ -1,5 +1,5 @@
-//! Handles requests: checks rate and budget, then submits to the ring. A request that is refused
-//! here is not journalled, so that its client sequence may be sent again.
+//! Handles requests: checks rate, KYC level and budget, then submits to the ring. A request that is
+//! refused here is not journalled, so that its client sequence may be sent again.
 //!
 //! Connections are read regardless of the requests in flight. A request of a user without a free
 //! slot waits in its stream for a moment, then it is refused as `BUSY`, so that a cancel after it
@@ -18,7 +18,7 @@ use wire::{ClientMessage, DisconnectCode, Header, Rejected, ServerMessage};
 
 use super::connection::{Channel, Conn, send, send_encoded};
 use super::desk::FrontRequest;
-use super::session::{At, PARKED_MAX, Parked};
+use super::session::{At, Limited, PARKED_MAX, Parked};
 use super::state::State;
 use super::{RESEND_COST, in_flight, limit};
 
@@ -47,33 +47,50 @@ fn name(message: &ClientMessage) -> Option<RequestName> {
     })
 }
 
+/// What a refusal states about a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    pub client_seq: u64,
+    pub name: RequestName,
+    /// When the front read the request, in nanoseconds since 1970.
+    pub at_ns: u64,
+}
+
+impl Received {
+    pub fn new(client_seq: u64, name: RequestName, at_ns: u64) -> Self {
+        Self {
+            client_seq,
+            name,
+            at_ns,
+        }
+    }
+}
+
 /// An unnumbered refusal: the request was not journalled. `limit`: depends on the reason, for
 /// `THROTTLE` microseconds to wait.
 pub fn rejected(
     now_ns: u64,
-    client_seq: u64,
-    request: RequestName,
+    received: &Received,
     reason: RejectReason,
     limit: u64,
 ) -> ServerMessage {
     Rejected {
-        client_seq,
-        client_order_id: request.client_order_id,
-        engine_order_id: request.engine_order_id,
-        request: request.kind,
+        client_seq: received.client_seq,
+        client_order_id: received.name.client_order_id,
+        engine_order_id: received.name.engine_order_id,
+        request: received.name.kind,
         reason,
         limit,
         node_sequence: 0,
         time_ns: now_ns,
-        received_ns: now_ns,
+        received_ns: received.at_ns,
     }
     .into()
 }
 
 /// A repeated request whose answer is to be sent again.
 pub struct Resend {
-    pub client_seq: u64,
-    pub request: RequestName,
+    pub received: Received,
     /// The last request of the session that was journalled.
     pub seen: u64,
     /// The answer may be read from the journal.
@@ -132,7 +149,8 @@ impl State {
                 (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
                 _ => 0,
             };
-            let refusal = rejected(self.now_ns, client_seq, name, reason, limit);
+            let received = Received::new(client_seq, name, self.now_ns);
+            let refusal = rejected(self.now_ns, &received, reason, limit);
             send(link, now, channel, &refusal);
         }
         Ok(())
@@ -164,8 +182,7 @@ impl State {
         let answered = session.answered;
         if client_seq <= answered {
             let resend = Resend {
-                client_seq,
-                request: request.name(),
+                received: Received::new(client_seq, request.name(), self.now_ns),
                 seen: answered,
                 may_look_up: !is_over_rate,
             };
@@ -183,11 +200,12 @@ impl State {
             parked.push_back(Parked {
                 client_seq,
                 message: *message,
+                received_ns: self.now_ns,
                 is_over_rate,
             });
             return Ok(None);
         }
-        Ok(self.submit_within_limit(at, request, is_over_rate))
+        Ok(self.submit_within_limit(at, request, self.now_ns, is_over_rate))
     }
 
     /// True for a request that was answered or is unanswered.
@@ -201,7 +219,7 @@ impl State {
         let is_parked = session.parked.as_ref().is_some_and(|parked| {
             let mut others = parked.iter();
             let checked = self.limited.get(&at);
-            checked.is_some_and(|new| new.client_seq == client_seq)
+            checked.is_some_and(|limited| limited.new.client_seq == client_seq)
                 || others.any(|next| next.client_seq == client_seq)
         });
         is_parked || session.unanswered.contains(client_seq)
@@ -219,7 +237,7 @@ impl State {
         at: At,
         resend: &Resend,
     ) -> Option<RejectReason> {
-        let client_seq = resend.client_seq;
+        let client_seq = resend.received.client_seq;
         self.stats.resends.increment(1);
         let (session, pool) = self.sessions.parts(at);
         let owner = session.owner?;
@@ -242,22 +260,30 @@ impl State {
         let front_request = FrontRequest::Answer {
             session: (at, session.epoch),
             ix: session.ix,
-            client_seq,
-            request: resend.request,
+            received: resend.received,
         };
         self.sessions.charge(at, self.monotonic_ns, RESEND_COST);
         let is_asked = self.look_up(at, front_request);
         (!is_asked).then_some(RejectReason::AlreadySeen)
     }
 
-    /// Submits a request. Identity first checks an order above the budget estimate; the session's
-    /// later requests wait meanwhile. Returns the reason of a refusal.
+    /// Submits a request. Refuses new orders and amends of a user whose KYC level is too low.
+    /// Identity first checks an order above the budget estimate; the session's later requests wait
+    /// meanwhile.
+    ///
+    /// `received_ns`: when the front read the request, in nanoseconds since 1970.
+    /// Returns the reason of a refusal.
     pub fn submit_within_limit(
         &mut self,
         at: At,
         request: Request,
+        received_ns: u64,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
+        let adds_risk = matches!(request, Request::New(_) | Request::Amend(_));
+        if adds_risk && self.sessions.row(at).budget.is_kyc_too_low() {
+            return Some(RejectReason::KycRequired);
+        }
         // Above the rate the order is a repeat, which needs no check, or the hot thread refuses it.
         if let Request::New(new) = &request
             && !is_over_rate
@@ -281,18 +307,21 @@ impl State {
                     return Some(RejectReason::NotReady);
                 }
                 session.parked = Some(VecDeque::new());
-                self.limited.insert(at, *new);
+                let new = *new;
+                self.limited.insert(at, Limited { new, received_ns });
                 return None;
             }
         }
-        self.submit(at, &request, is_over_rate)
+        self.submit(at, &request, received_ns, is_over_rate)
     }
 
-    /// Submits a request to the ring. Returns the reason of a refusal.
+    /// Submits a request to the ring. `received_ns`: when the front read it, in nanoseconds since
+    /// 1970. Returns the reason of a refusal.
     pub fn submit(
         &mut self,
         at: At,
         request: &Request,
+        received_ns: u64,
         is_over_rate: bool,
     ) -> Option<RejectReason> {
         let session = self.sessions.row(at);
@@ -303,7 +332,7 @@ impl State {
         let submission = Submission {
             tag: in_flight::tag(user, session.epoch),
             epoch: session.epoch,
-            received_ns: self.now_ns,
+            received_ns,
             is_over_rate,
         };
         match self.ring.submit(submission, request) {

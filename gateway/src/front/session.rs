@@ -36,10 +36,19 @@ pub struct Owner {
     pub channel: u16,
 }
 
+/// An order that waits until identity has checked it.
+pub struct Limited {
+    pub new: NewRequest,
+    /// When the front read it, in nanoseconds since 1970.
+    pub received_ns: u64,
+}
+
 /// A request that waits until identity has checked an earlier order of its session.
 pub struct Parked {
     pub client_seq: u64,
     pub message: ClientMessage,
+    /// When the front read it, in nanoseconds since 1970: its report states this time.
+    pub received_ns: u64,
     /// The session was above its rate when the request arrived.
     pub is_over_rate: bool,
 }

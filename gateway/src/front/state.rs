@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::{NewRequest, Report as Message, Request, RequestName, SessionRequest};
+use admission::{Report as Message, Request, SessionRequest};
 use metrics::Counter;
 use sequencer::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission, SubmitError};
 use service_kit::rate::Rate;
@@ -19,8 +19,9 @@ use super::desk::{Failures, FrontRequest};
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
+use super::requests::Received;
 use super::resume::Resuming;
-use super::session::{At, Session, Sessions};
+use super::session::{At, Limited, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
 
@@ -103,7 +104,7 @@ pub struct State {
     /// Last tag of an opening or a closing.
     tag: u64,
     /// Orders that wait for identity, by session.
-    pub limited: HashMap<At, NewRequest>,
+    pub limited: HashMap<At, Limited>,
     /// Sessions whose client lacks messages.
     pub resuming: Resuming,
     /// Sessions with a listing of open orders or a retransmission in progress.
@@ -298,6 +299,7 @@ impl State {
                 session,
                 client_seq,
                 request,
+                received_ns,
                 reason,
             } => {
                 if let Some(ended) = closing.remove(tag) {
@@ -306,10 +308,9 @@ impl State {
                     actions.push(ClientAction::OpenRefused(*tag, *reason));
                 } else if let Some(user) = in_flight::user_of(*tag) {
                     in_flight.end(user);
-                    let refused = on_not_submitted(sessions, *session, *tag, *client_seq, *reason);
-                    actions.extend(refused.map(|(at, reason)| {
-                        ClientAction::Refused(at, *client_seq, *request, reason)
-                    }));
+                    let received = Received::new(*client_seq, *request, *received_ns);
+                    let refused = on_not_submitted(sessions, *session, *tag, received, *reason);
+                    actions.extend(refused);
                 }
             }
             Report::Opened(opened) => {
@@ -338,26 +339,24 @@ impl State {
     }
 }
 
-/// Records that a request was not journalled, so that it may be sent again. Returns its session and
-/// the reason to send: `UNKNOWN_SESSION` for a request of an earlier login.
+/// Records that a request was not journalled, so that it may be sent again. Returns the refusal to
+/// send: `UNKNOWN_SESSION` for a request of an earlier login.
 fn on_not_submitted(
     sessions: &mut Sessions,
     session: SessionIx,
     tag: u64,
-    client_seq: u64,
+    received: Received,
     reason: SubmitError,
-) -> Option<(At, SubmitError)> {
+) -> Option<ClientAction> {
     let at = sessions.at(session)?;
     let row = sessions.row(at);
     if tag != in_flight::tag(row.user, row.epoch) {
         // The new login may have sent the same client sequence: that request stays in flight.
-        return Some((
-            at,
-            SubmitError::Refused(RejectReason::UnknownSession.into()),
-        ));
+        let reason = SubmitError::Refused(RejectReason::UnknownSession.into());
+        return Some(ClientAction::Refused(at, received, reason));
     }
-    row.unanswered.refused(client_seq);
-    Some((at, reason))
+    row.unanswered.refused(received.client_seq);
+    Some(ClientAction::Refused(at, received, reason))
 }
 
 /// Records an opening: from here on the session's messages are kept in its window.
@@ -484,7 +483,7 @@ pub enum ClientAction {
     /// A request was admitted and matched.
     Answered(At, Stamp, Message),
     /// A request was not journalled: it was refused, or it is a repeat.
-    Refused(At, u64, RequestName, SubmitError),
+    Refused(At, Received, SubmitError),
     /// The opening of a session was refused, by tag.
     OpenRefused(u64, SubmitError),
     /// A login of this epoch has taken over the session.
@@ -506,6 +505,7 @@ pub const LAST_REPORTS: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
+    use admission::RequestName;
     use types::command::RequestKind;
 
     use super::super::requests::rejected;
@@ -581,7 +581,7 @@ mod tests {
             client_order_id: 0,
             engine_order_id: 0,
         };
-        rejected(0, 1, name, RejectReason::Busy, 0)
+        rejected(0, &Received::new(1, name, 0), RejectReason::Busy, 0)
     }
 
     /// Keeps the next `count` messages of a session, all but the last one durable.

@@ -1,13 +1,18 @@
 //! The TRADING budget of a day: the untraded part of an ended order returns to it (`design.md` 3).
 
+use std::sync::Arc;
+
 use prost::Message;
+use proto::cfa::v1::Instrument;
 use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
-use types::{RejectReason, Side, UserId};
+use testkit::Registry;
+use types::{OrderType, RejectReason, Side, TimeInForce, UserId};
 
 use crate::checkpoints::cancel_own;
 use crate::world::*;
 
-async fn publish_updated(world: &World, user_id: &str) {
+/// Publishes identity's event that a user has changed.
+pub async fn publish_updated(world: &World, user_id: &str) {
     let payload = UserUpdatedEvent {
         context: context(&unique()),
         user_id: user_id.into(),
@@ -18,7 +23,7 @@ async fn publish_updated(world: &World, user_id: &str) {
 }
 
 /// Waits until a user's limit of the day is journalled.
-async fn until_limit(world: &World, user_id: &str, minor: i64) {
+pub async fn until_limit(world: &World, user_id: &str, minor: i64) {
     let id = UserId::new(user_id).unwrap();
     until_true("the limit is journalled", async || {
         world.replica().read(|state| {
@@ -67,17 +72,15 @@ async fn cancelled_orders_return_their_budget_and_traded_ones_do_not() {
     // An order by call uses the remaining 10.00.
     world.place(buy("ann", "1.00", "10")).await.unwrap();
     assert_eq!(world.identity.take_limit_checks(), []);
-    // The session's budget lacks the call's order, so admission refuses one order. For the next one
-    // the budget is read again, and identity is asked.
+    // The session's budget contains the call's order: identity is asked about the next order.
     ann.send(0, wire_order(22, Side::Buy, 100, 1))
         .await
         .unwrap();
-    let refused = until(&mut of_ann, rejected);
-    assert_eq!(refused.await.reason, RejectReason::LimitExceeded);
-    ann.send(0, wire_order(23, Side::Buy, 100, 1))
-        .await
-        .unwrap();
-    assert_eq!(until(&mut of_ann, ack).await.client_order_id, 23);
+    let answer = until(&mut of_ann, |m| match rejected(m) {
+        Some(refusal) => Some(Err(refusal.reason)),
+        None => ack(m).map(|ack| Ok(ack.client_order_id)),
+    });
+    assert_eq!(answer.await, Ok(22));
     assert_eq!(world.identity.take_limit_checks().len(), 1);
     // Identity's event of a raised limit is journalled: 15.00 traded and 10.00 open of 40.00. The
     // limit is 45.00, because the double has counted another 5.00.
@@ -130,6 +133,44 @@ async fn a_sell_below_the_best_bid_is_judged_by_what_it_would_get() {
     world.place(sell("eve", "1.00", "10")).await.unwrap();
     let asked = asked(&world);
     assert!(asked.len() == 1 && asked[0].contains("30.00"), "{asked:?}");
+    world.stop().await;
+}
+
+/// Without a band a market order has no highest value. It is valued by the book, as by admission.
+/// Identity is asked only if the budget does not cover that value.
+#[tokio::test]
+async fn a_market_order_without_a_band_is_judged_by_the_best_price() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Arc::new(Registry::default());
+    registry.list(Instrument {
+        price_band_low: None,
+        price_band_high: None,
+        ..bond(BOND)
+    });
+    let settings = Settings::default();
+    let mut world = World::start(folder.path(), settings, Arc::default(), registry).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    world.place(sell("bob", "1.00", "30")).await.unwrap();
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    world.identity.take_limit_checks();
+    let market_order = |id, lots| wire::NewOrder {
+        order_type: OrderType::Market,
+        time_in_force: TimeInForce::Ioc,
+        ..wire_order(id, Side::Buy, 0, lots)
+    };
+    // 10.00 at the best offer, 10.50 with the collar; the limit is 25.00.
+    ann.send(0, market_order(1, 10)).await.unwrap();
+    assert_eq!(until(&mut of_ann, fill).await.quantity_lots, 10);
+    assert_eq!(world.identity.take_limit_checks(), []);
+    // 21.00 of the remaining 15.00.
+    ann.send(0, market_order(2, 20)).await.unwrap();
+    assert_eq!(until(&mut of_ann, fill).await.quantity_lots, 20);
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
     world.stop().await;
 }
 

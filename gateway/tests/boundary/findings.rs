@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use admission::{NewRequest, Request, SessionRequest};
+use client::{Connection, Reports};
+use proto::common::v1::KycStatus;
 use proto::ledger::v1::HoldStatus;
 use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
@@ -14,6 +16,8 @@ use tonic::{Code, Status};
 use types::{Id128, InstrumentIx, Lots, RejectReason, SessionIx, Side, Ticks, UserId};
 use wire::ServerMessage;
 
+use crate::checkpoints::cancel_own;
+use crate::kyc::set_kyc;
 use crate::world::*;
 
 /// Blocks identity's answers to limit checks until the returned latch is closed.
@@ -102,6 +106,60 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
         assert_eq!(acked.client_order_id, id, "in the session's order");
     }
     world.stop().await;
+}
+
+/// The order that waits for identity and the requests after it report when they were read, not when
+/// the wait was over. A member sees the wait in its latency.
+#[tokio::test]
+async fn requests_that_wait_for_identity_report_when_they_were_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    world.identity.take_limit_checks();
+    let latch = block_limit_checks(&world);
+    let past_budget = wire_order(1, Side::Buy, 100, 30);
+    ann.send(0, past_budget).await.unwrap();
+    until_identity_is_asked(&world).await;
+    ann.send(0, cancel_own(1)).await.unwrap();
+    until_read(&ann, &mut of_ann).await;
+    let read_by = world.port().clock().now_ns();
+    latch.close();
+    let acked = until(&mut of_ann, ack).await;
+    let ended = until(&mut of_ann, cancelled).await;
+    let times = [acked.received_ns, ended.received_ns];
+    assert!(times[0] <= times[1] && times[1] <= read_by, "{times:?}");
+    assert!(read_by <= acked.time_ns);
+
+    // A refusal after the wait, which is not journalled.
+    let latch = block_limit_checks(&world);
+    ann.send(0, past_budget).await.unwrap();
+    until_identity_is_asked(&world).await;
+    ann.send(0, wire_order(2, Side::Buy, 100, 1)).await.unwrap();
+    until_read(&ann, &mut of_ann).await;
+    let read_by = world.port().clock().now_ns();
+    set_kyc(&world, "ann", KycStatus::Simplified, 4_000).await;
+    latch.close();
+    let refusal = until(&mut of_ann, rejected).await;
+    assert_eq!(refusal.reason, RejectReason::KycRequired);
+    assert_eq!((refusal.client_order_id, refusal.node_sequence), (2, 0));
+    assert!(refusal.received_ns <= read_by && read_by < refusal.time_ns);
+    world.stop().await;
+}
+
+/// Waits until the exchange has read every message that was sent: it answers a list of orders while
+/// the session's requests wait.
+async fn until_read(connection: &Connection, reports: &mut Reports) {
+    let list = wire::OpenOrders {
+        request_id: 1,
+        scope: 0,
+    };
+    connection.send(0, list).await.unwrap();
+    let is_end = |m: &ServerMessage| matches!(m, ServerMessage::OpenOrdersEnd(_));
+    until(reports, |m| is_end(m).then_some(())).await;
 }
 
 /// A front with one session, whose ring is not read while the session's orders end.

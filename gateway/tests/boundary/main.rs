@@ -21,6 +21,7 @@ mod findings;
 mod forgetting;
 mod history;
 mod holds;
+mod kyc;
 mod measured;
 mod money;
 mod orders;

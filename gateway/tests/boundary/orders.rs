@@ -365,6 +365,8 @@ async fn publish_user_updated(world: &World, user_id: &str) {
         user_id: user_id.into(),
         ..Default::default()
     };
+    // Cleared once: the market itself may read the profile after the event.
+    world.identity.with(|state| state.trail.clear());
     publish(
         world,
         events::topics::IDENTITY,
@@ -375,7 +377,6 @@ async fn publish_user_updated(world: &World, user_id: &str) {
     .await;
     let asked = format!("profile {user_id}");
     until_true("identity is asked for the evicted profile", async || {
-        world.identity.with(|state| state.trail.clear());
         let _ = world.place(buy(user_id, "99999", "1")).await;
         world.identity.trail().contains(&asked)
     })
