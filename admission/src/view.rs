@@ -82,6 +82,14 @@ impl Admission {
             .map_or(0, |row| row.event_number)
     }
 
+    /// Number of open orders of an instrument, those in flight to its book included.
+    pub fn open_orders(&self, instrument: InstrumentIx) -> u32 {
+        self.tables
+            .instruments
+            .get(instrument.index())
+            .map_or(0, |row| row.open_orders)
+    }
+
     /// True while the kill switch of this user is engaged; of all users for `NONE` (F11).
     pub fn kill_switch(&self, user: UserIx) -> bool {
         if user.is_none() {

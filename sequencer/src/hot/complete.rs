@@ -113,11 +113,14 @@ impl Hot {
                 engine_ring::Report::Done {
                     sequence, looks, ..
                 } => {
-                    if *looks > 0 {
+                    let visits_max = in_flight.done(*sequence);
+                    if visits_max > 0 {
                         let member = in_flight.member(*sequence);
-                        scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
+                        scan_limiter.release(member, visits_max);
+                        if *looks > 0 {
+                            scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
+                        }
                     }
-                    in_flight.done(*sequence);
                 }
                 engine_ring::Report::Nothing => {}
             });

@@ -542,6 +542,9 @@ impl Hot {
             if self.is_fused || self.has_room(route) {
                 let (user, left) = inspected;
                 self.scan_limiter.charge(user, clock_ns, left);
+                if outline.is_fok && !self.is_fused {
+                    self.reserve_visits(&dispatch);
+                }
                 if let Some(message) = dispatch.message {
                     self.count_message(source, dispatch.member, message, clock_ns);
                 }
