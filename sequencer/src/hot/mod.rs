@@ -41,6 +41,7 @@ mod launch;
 mod lists;
 mod meter;
 mod outline;
+mod room;
 mod scan_limit;
 mod time;
 mod waits;
@@ -539,7 +540,7 @@ impl Hot {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => (UserIx::NONE, 0),
             };
-            if self.is_fused || self.has_room(route) {
+            if self.is_fused || self.has_room(route, outline.is_order) {
                 let (user, left) = inspected;
                 self.scan_limiter.charge(user, clock_ns, left);
                 if outline.is_fok && !self.is_fused {
@@ -555,16 +556,7 @@ impl Hot {
             }
             // Admitted again after the wait: reports drained meanwhile may change the outcome.
             let since = *waiting_since.get_or_insert_with(Instant::now);
-            while !self.has_room(route) {
-                self.pump_or_yield();
-                let is_over = since.elapsed() > ROOM_WAIT;
-                if (is_over || self.is_given_up(route)) && !self.has_room(route) {
-                    if is_over {
-                        self.give_up(route);
-                    }
-                    return Err(SubmitError::Busy);
-                }
-            }
+            self.await_room(route, outline.is_order, since)?;
             clock_ns = self.config.clock.now_ns();
         }
     }
@@ -598,48 +590,6 @@ impl Hot {
         if self.intake.update(&self.backlog, self.core.sequence()) {
             let stage = self.intake.stage();
             self.gate.stage.store(stage.code(), Ordering::Relaxed);
-        }
-    }
-
-    fn has_room(&self, route: Route) -> bool {
-        match route {
-            Route::Admission => true,
-            Route::Instrument(ix) => self
-                .engine_rings
-                .get(ix.index())
-                .is_none_or(EngineRing::has_room),
-            Route::AllInstruments => self.engine_rings.iter().all(EngineRing::has_room),
-            Route::Listed => self.listed_rings().all(EngineRing::has_room),
-        }
-    }
-
-    /// True while a wait for an engine without room has timed out.
-    fn is_given_up(&self, route: Route) -> bool {
-        let is_given_up =
-            |engine_ring: &EngineRing| engine_ring.is_given_up && !engine_ring.has_room();
-        match route {
-            Route::Admission => false,
-            Route::Instrument(ix) => self.engine_rings.get(ix.index()).is_some_and(is_given_up),
-            Route::AllInstruments => self.engine_rings.iter().any(is_given_up),
-            Route::Listed => self.listed_rings().any(is_given_up),
-        }
-    }
-
-    fn give_up(&mut self, route: Route) {
-        let is_named = |at: usize| match route {
-            Route::Admission => false,
-            Route::Instrument(ix) => at == ix.index(),
-            Route::AllInstruments => true,
-            Route::Listed => {
-                let named = InstrumentIx(at as u32);
-                let found = self
-                    .listed
-                    .binary_search_by_key(&named, |order| order.instrument);
-                found.is_ok()
-            }
-        };
-        for (at, engine_ring) in self.engine_rings.iter_mut().enumerate() {
-            engine_ring.is_given_up |= is_named(at) && !engine_ring.has_room();
         }
     }
 
