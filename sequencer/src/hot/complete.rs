@@ -124,7 +124,9 @@ impl Hot {
                 }
                 engine_ring::Report::Nothing => {}
             });
-            self.is_expiry_stale |= expiry_ns != engine_ring.next_expiry_ns;
+            if expiry_ns != engine_ring.next_expiry_ns {
+                self.expiries.set(place, engine_ring.next_expiry_ns);
+            }
             if engine_ring.is_idle() {
                 self.busy.swap_remove(at);
             } else {

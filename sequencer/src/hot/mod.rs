@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::core::Core;
 use crate::engine_pool::{EnginePool, pin};
 use crate::engine_ring::EngineRing;
+use crate::expiries::{Expiries, NEVER};
 use crate::in_flight::{InFlights, ReplyTo};
 use crate::polled::{PARK, Polled, sleep_for};
 use crate::port::{Gate, Job, Reply, SubmitError};
@@ -78,11 +79,8 @@ pub(crate) struct Hot {
     is_fused: bool,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
-    /// Earliest expiry of all books, unless `is_expiry_stale`.
-    next_expiry_ns: Option<u64>,
-    /// That expiry may have changed. It is looked for once per iteration, since that reads all
-    /// books.
-    is_expiry_stale: bool,
+    /// Earliest expiry of each book.
+    expiries: Expiries,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
     renaming: (Sequence, UserIx),
@@ -145,8 +143,7 @@ impl Hot {
             timers: Timers::default(),
             engine_rings: Vec::new(),
             busy: Vec::new(),
-            next_expiry_ns: None,
-            is_expiry_stale: false,
+            expiries: Expiries::default(),
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
@@ -171,18 +168,17 @@ impl Hot {
     /// once, before the first iteration.
     pub fn begin(&mut self) {
         if self.is_fused {
-            let books = self.core.places();
-            assert!(
-                books.iter().all(Option::is_some),
-                "recovery restores every book"
-            );
+            for (at, book) in self.core.places().iter().enumerate() {
+                let book = book.as_ref().expect("recovery restores every book");
+                let expiry_ns = book.next_expiry_ns().unwrap_or(NEVER);
+                self.expiries.set(at, expiry_ns);
+            }
         } else {
             for at in 0..self.core.places().len() {
                 let book = self.core.places()[at].take();
                 self.open_engine_ring(book.expect("recovery restores every book"));
             }
         }
-        self.find_next_expiry();
         self.disconnect_all();
     }
 
@@ -352,9 +348,6 @@ impl Hot {
 
     fn park(&mut self) {
         self.tally.parks += 1;
-        if self.is_expiry_stale {
-            self.find_next_expiry();
-        }
         self.publish();
         self.look_at_backlog();
         self.drop_closed_rings();
