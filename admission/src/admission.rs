@@ -40,6 +40,15 @@ impl Default for AdmissionConfig {
     }
 }
 
+/// Use of an explicit self-trade group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupUse {
+    /// The first user to name it.
+    pub owner: UserIx,
+    /// Number of sessions and open orders that have it. The row is removed at 0.
+    pub count: u64,
+}
+
 /// State of admission. See the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Admission {
@@ -54,9 +63,8 @@ pub struct Admission {
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
     pub(crate) default_holds: DefaultHolds,
-    /// Owner of each explicit self-trade group: the first user to name it. A restore rebuilds it
-    /// from sessions and open orders.
-    pub(crate) groups: BTreeMap<StpGroup, UserIx>,
+    /// Explicit self-trade groups in use. A restore rebuilds them from sessions and open orders.
+    pub(crate) groups: BTreeMap<StpGroup, GroupUse>,
     pub(crate) client_ids: ClientIds,
     pub(crate) order_lists: OrderLists,
     /// Sessions with trades that are not final.

@@ -7,9 +7,12 @@ use types::command::{
     Amend, BindUser, Cause, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup,
     New, OpenSession, RequestKind, Settled, SweepPosition,
 };
-use types::{CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx};
+use types::{
+    CancelReason, Envelope, Handle, HoldIx, HoldKind, Id128, Minor, Sequence, SessionIx, StpGroup,
+    UserIx,
+};
 
-use crate::admission::{Admission, KEY_LIFETIME_NS};
+use crate::admission::{Admission, GroupUse, KEY_LIFETIME_NS};
 use crate::budget::Budget;
 use crate::orders::worst;
 use crate::state::{
@@ -153,7 +156,8 @@ impl Admission {
     fn open_session(&mut self, c: &OpenSession, sequence: Sequence) {
         self.note_group(c.stp_group, c.user);
         let table = &mut self.tables.sessions;
-        if c.session.index() == table.len() {
+        let is_new = c.session.index() == table.len();
+        if is_new {
             table.push(Session {
                 key: c.key,
                 user: c.user,
@@ -177,14 +181,17 @@ impl Admission {
             row.key == c.key && row.user == c.user,
             "a session keeps its key"
         );
-        row.stp_group = c.stp_group;
+        let group_before = core::mem::replace(&mut row.stp_group, c.stp_group);
         row.cancel_on_disconnect = c.cancel_on_disconnect;
         row.open = true;
         row.epoch = sequence;
+        if !is_new {
+            self.release_group(group_before);
+        }
     }
 
-    /// Clears the key and keeps the row. Its index is not reused, because the journal has the old
-    /// session's messages under that index.
+    /// Clears the key and keeps the row, with its group. Its index is not reused, because the
+    /// journal has the old session's messages under that index.
     fn forget_session(&mut self, session: SessionIx) {
         let row = &mut self.tables.sessions[session.index()];
         assert!(
@@ -197,10 +204,39 @@ impl Admission {
         self.tables.users[user.index()].sessions -= 1;
     }
 
-    /// An explicit group belongs to the first user who chose it.
-    pub(crate) fn note_group(&mut self, group: types::StpGroup, user: types::UserIx) {
+    /// Counts a session or an open order of the group. An explicit group belongs to the first user
+    /// who chose it, as long as a session or an open order has it.
+    #[inline]
+    pub(crate) fn note_group(&mut self, group: StpGroup, user: UserIx) {
         if group.is_explicit() {
-            self.groups.entry(group).or_insert(user);
+            self.note_explicit_group(group, user);
+        }
+    }
+
+    #[cold]
+    fn note_explicit_group(&mut self, group: StpGroup, user: UserIx) {
+        let unused = GroupUse {
+            owner: user,
+            count: 0,
+        };
+        self.groups.entry(group).or_insert(unused).count += 1;
+    }
+
+    /// Ends a count of [`Admission::note_group`].
+    #[inline]
+    pub(crate) fn release_group(&mut self, group: StpGroup) {
+        if group.is_explicit() {
+            self.release_explicit_group(group);
+        }
+    }
+
+    #[cold]
+    fn release_explicit_group(&mut self, group: StpGroup) {
+        let row = self.groups.get_mut(&group);
+        let row = row.expect("a group in use has a row");
+        row.count -= 1;
+        if row.count == 0 {
+            self.groups.remove(&group);
         }
     }
 
@@ -314,6 +350,7 @@ impl Admission {
         self.tables.users[c.user.index()].open_orders += 1;
         self.order_lists.insert(c.user, c.session, c.handle.slot);
         self.counts.add(c.user, c.instrument);
+        self.note_group(c.stp_group, c.user);
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;
         }

@@ -299,7 +299,7 @@ impl Admission {
         observer.on_order(order, spent, returned, true);
         let (hold, instrument) = (order.hold, order.instrument);
         let (user, client_order_id) = (order.user, order.client_order_id);
-        let session = order.session;
+        let (session, group) = (order.session, order.stp_group);
         let (budget, traded) = (order.budget, order.fill_totals.value_minor);
         self.tables.slots[handle.slot as usize].order = None;
         self.settle_budget(user, budget, traded);
@@ -310,6 +310,7 @@ impl Admission {
         self.tables.users[user.index()].open_orders -= 1;
         self.order_lists.remove(user, session, handle.slot);
         self.counts.remove(user, instrument);
+        self.release_group(group);
         if let Some(row) = self.tables.sessions.get_mut(session.index()) {
             row.open_orders -= 1;
         }

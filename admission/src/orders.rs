@@ -335,8 +335,7 @@ impl Admission {
             MassScope::User(user) => user == r.user,
             MassScope::Session(session) => self.session(session).is_some_and(|s| s.user == r.user),
             MassScope::Group(group) => {
-                group == types::StpGroup::of_user(r.user)
-                    || self.groups.get(&group) == Some(&r.user)
+                group == types::StpGroup::of_user(r.user) || self.owner_of(group) == Some(r.user)
             }
         };
         if !own && !r.user.is_none() {

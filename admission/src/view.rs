@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use types::{
     AssetIx, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, Reserve,
-    Sequence, SessionIx, StateHasher, UserId, UserIx,
+    Sequence, SessionIx, StateHasher, StpGroup, UserId, UserIx,
 };
 
 use crate::admission::{Admission, AdmissionConfig};
@@ -82,6 +82,14 @@ impl Admission {
             .map_or(0, |row| row.event_number)
     }
 
+    /// Number of open orders of an instrument, those in flight to its book included.
+    pub fn open_orders(&self, instrument: InstrumentIx) -> u32 {
+        self.tables
+            .instruments
+            .get(instrument.index())
+            .map_or(0, |row| row.open_orders)
+    }
+
     /// True while the kill switch of this user is engaged; of all users for `NONE` (F11).
     pub fn kill_switch(&self, user: UserIx) -> bool {
         if user.is_none() {
@@ -138,6 +146,11 @@ impl Admission {
     #[inline]
     pub fn hold(&self, hold: HoldIx) -> Option<&HoldBalance> {
         self.tables.holds.get(hold.index())
+    }
+
+    /// User to whom an explicit self-trade group belongs.
+    pub(crate) fn owner_of(&self, group: StpGroup) -> Option<UserIx> {
+        self.groups.get(&group).map(|row| row.owner)
     }
 
     pub fn hold_ix(&self, hold_id: Id128) -> Option<HoldIx> {
@@ -416,6 +429,20 @@ impl Admission {
         assert_eq!(left, 0, "a list has all of its owner's orders");
     }
 
+    /// Checks that the groups in use are those of sessions and open orders.
+    fn check_groups(&self) {
+        let of_sessions = self.tables.sessions.iter().map(|row| row.stp_group);
+        let of_orders = self.orders().map(|order| order.stp_group);
+        let mut counts = BTreeMap::<StpGroup, u64>::new();
+        for group in of_sessions.chain(of_orders) {
+            if group.is_explicit() {
+                *counts.entry(group).or_insert(0) += 1;
+            }
+        }
+        let found = self.groups.iter().map(|(group, row)| (*group, row.count));
+        assert!(found.eq(counts), "a group in use is counted");
+    }
+
     /// Panics when an invariant is broken: a hold's money equals the sum of its orders, counts
     /// agree, slots are free or taken as the table shows, client order ids point at open orders,
     /// and an order without amends in flight reserves no more than the formula requires.
@@ -456,6 +483,7 @@ impl Admission {
                 assert_eq!(Ok(order.reserved), formula, "reserve follows the formula");
             }
         }
+        self.check_groups();
         assert_eq!(client_ids, self.client_ids.len());
         for ((user, instrument), found) in counts {
             assert_eq!(self.counts.get(user, instrument), found);

@@ -1145,6 +1145,50 @@ fn r345_a_chosen_group_is_its_first_users() {
     assert_eq!(refused.unwrap_err().reason, RejectReason::NotOwner);
 }
 
+/// Otherwise a member that logs in with ever new groups would use memory for all of them.
+// rows: R345
+#[test]
+fn r345_a_chosen_group_is_free_once_no_session_and_no_open_order_has_it() {
+    let mut market = Market::small();
+    let login = |user, key, number| {
+        Request::OpenSession(SessionRequest {
+            key: Id128::from_u128(key),
+            user: UserIx(user),
+            stp_group: Some(StpGroup::explicit(number)),
+            cancel_on_disconnect: false,
+        })
+    };
+    for number in 1..=100 {
+        market.execute(login(ALICE, 70, number)).unwrap();
+    }
+    let session = market.room.session_ix(Id128::from_u128(70)).unwrap();
+    let open = market.place(NewRequest {
+        session,
+        client_seq: 1,
+        ..limit(ALICE, Side::Buy, 100, 1)
+    });
+    market.execute(login(ALICE, 70, 101)).unwrap();
+    for number in 1u32..100 {
+        market
+            .execute(login(BOB, 1_000 + u128::from(number), number))
+            .unwrap();
+    }
+    let refused_live_and_restored = |market: &mut Market, request: Request| {
+        let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+        let refused = restored.admit(&request, market.time_ns + 1_000);
+        assert_eq!(refused.unwrap_err().reason, RejectReason::NotOwner);
+        assert_eq!(market.refuse(request).reason, RejectReason::NotOwner);
+    };
+    refused_live_and_restored(&mut market, login(BOB, 71, 101));
+    // The open order still has the group.
+    refused_live_and_restored(&mut market, login(BOB, 71, 100));
+    market
+        .execute(cancel(ALICE, OrderRef::Handle(open)))
+        .unwrap();
+    market.execute(login(BOB, 71, 100)).unwrap();
+    refused_live_and_restored(&mut market, login(ALICE, 70, 100));
+}
+
 #[test]
 fn a_key_answers_for_phases_and_holds_too() {
     let mut market = Market::small();

@@ -35,6 +35,9 @@ pub(crate) struct InFlight {
     waiting: usize,
     /// More than one engine has the command: their events arrive in any order.
     is_mixed: bool,
+    /// Most orders and levels that a fill-or-kill order can inspect, until its engine has finished;
+    /// 0 for other commands.
+    visits_max: u32,
     /// See [`types::Command::member`].
     pub member: UserIx,
     pub reply_to: ReplyTo,
@@ -70,6 +73,7 @@ impl InFlights {
             events: Vec::with_capacity(EVENTS_ROOM),
             waiting: 0,
             is_mixed: false,
+            visits_max: 0,
             member: UserIx::NONE,
             reply_to: ReplyTo::Reply(Reply::None),
         };
@@ -134,6 +138,12 @@ impl InFlights {
         &mut self.slots[slot].command
     }
 
+    /// Sets the most orders and levels that the command built in [`InFlights::vacant`] can inspect.
+    pub fn set_visits_max(&mut self, visits_max: u32) {
+        let slot = self.slot(self.count);
+        self.slots[slot].visits_max = visits_max;
+    }
+
     /// Marks the command built in [`InFlights::vacant`] as in flight at `engines` engines.
     #[inline(always)]
     pub fn start(&mut self, engines: usize, member: UserIx, reply_to: ReplyTo) {
@@ -161,9 +171,10 @@ impl InFlights {
         self.slots[self.slot_of(sequence)].member
     }
 
-    /// Records that one engine has finished a command.
+    /// Records that one engine has finished a command. Returns and clears what
+    /// [`InFlights::set_visits_max`] has set.
     #[inline]
-    pub fn done(&mut self, sequence: Sequence) {
+    pub fn done(&mut self, sequence: Sequence) -> u32 {
         let slot = self.slot_of(sequence);
         let entry = &mut self.slots[slot];
         entry.waiting -= 1;
@@ -172,6 +183,7 @@ impl InFlights {
                 .events
                 .sort_unstable_by_key(|event| (event.instrument, event.index));
         }
+        std::mem::take(&mut entry.visits_max)
     }
 
     /// True when the first command is complete.

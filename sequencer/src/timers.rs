@@ -64,7 +64,12 @@ impl Timers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// Far above what the calls take; a scan of all timers in each of them would take longer.
+    const HANG: Duration = Duration::from_secs(15);
 
     #[test]
     fn a_timer_that_is_moved_fires_once_and_another_kind_stays() {
@@ -96,5 +101,31 @@ mod tests {
         assert_eq!(timers.next_ns(), Some(10));
         timers.clear(one, Timer::Grace);
         assert_eq!(timers.due(30), Some((one, Timer::CancelAllAfter)));
+    }
+
+    #[test]
+    fn no_call_scans_the_timers() {
+        const SESSIONS: u32 = 200_000;
+        let (mut timers, since) = (Timers::default(), Instant::now());
+        for session in 0..SESSIONS {
+            let at_ns = 1_000_000 + u64::from(session);
+            timers.set(SessionIx(session), Timer::Grace, at_ns);
+        }
+        for call in 0..200_000 {
+            // Each renews the switch of one of a thousand sessions.
+            let at_ns = 2_000_000 + u64::from(call);
+            timers.set(SessionIx(call % 1_000), Timer::CancelAllAfter, at_ns);
+            assert_eq!(timers.next_ns(), Some(1_000_000));
+            assert_eq!(timers.due(999_999), None);
+        }
+        let mut fired = Vec::new();
+        while let Some((session, timer)) = timers.due(u64::MAX) {
+            timers.clear(session, timer);
+            fired.push((session, timer));
+        }
+        let graces = (0..SESSIONS).map(|at| (SessionIx(at), Timer::Grace));
+        let switches = (0..1_000).map(|at| (SessionIx(at), Timer::CancelAllAfter));
+        assert!(fired.into_iter().eq(graces.chain(switches)), "by time");
+        assert!(since.elapsed() < HANG, "{:?}", since.elapsed());
     }
 }

@@ -677,6 +677,59 @@ async fn unfillable_fok_orders_are_throttled(layout: Layout) {
     assert_eq!(say(0, all_or_nothing(0)), None, "another member's budget");
 }
 
+/// A member that does not wait for answers gets no more fill-or-kill orders into a book than one
+/// that does: while they wait in the engine's ring, each counts as the most that it can inspect.
+// rows: R172
+#[tokio::test]
+async fn r172_unfillable_fok_orders_in_flight_count_towards_the_scan_limit() {
+    for layout in [Layout::Fused, Layout::Shared] {
+        let storage = Arc::new(MemoryStorage::default());
+        let mut config = config(&Time::new());
+        config.layout = layout;
+        // None of them is BUSY.
+        config.ring_capacity = 2_048;
+        let handle = start(config, &storage);
+        let desk = open_desk(handle.port(), 1).await;
+        let mut front = rings(&desk, 2_048);
+        let mut seen = Seen::default();
+        let session = open(&mut front, &mut seen, &desk, 1, 7).session;
+        for price in 100..1_099 {
+            done(
+                &desk.port,
+                Request::New(desk.order(0, Side::Sell, price, 1)),
+            )
+            .await;
+        }
+        done(
+            &desk.port,
+            Request::New(desk.order(1, Side::Sell, 1_099, 1)),
+        )
+        .await;
+        let all_or_nothing = NewRequest {
+            time_in_force: TimeInForce::Fok,
+            ..desk.order(1, Side::Buy, 1_099, 1_000)
+        };
+        let count = 600;
+        for seq in 1..=count {
+            let request = of_session(all_or_nothing, session, seq);
+            ask(&mut front, &mut seen, tagged(seq), request);
+        }
+        let last = of_session(desk.order(1, Side::Buy, 1, 1), session, count + 1);
+        ask(&mut front, &mut seen, tagged(count + 1), last);
+        // It completes after all of them.
+        let is_last = |(_, message): &(Stamp, Message)| message.client_seq == count + 1;
+        seen.wait(&mut front, |seen| seen.numbered.iter().any(is_last));
+        let is_throttled = |(_, no): &(u64, SubmitError)| match no {
+            SubmitError::Refused(reject) => reject.reason == RejectReason::Throttle,
+            _ => false,
+        };
+        assert!(seen.not_submitted.iter().all(is_throttled), "{layout:?}");
+        let taken = count - seen.not_submitted.len() as u64;
+        // A thousand levels and a thousand orders each, and twice the number of those in flight.
+        assert!((415..=501).contains(&taken), "{layout:?}: {taken}");
+    }
+}
+
 /// A stalled disk delays durability but not *accepted*, up to the bound on the bytes that wait for
 /// the disk.
 #[tokio::test]

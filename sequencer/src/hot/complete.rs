@@ -113,15 +113,20 @@ impl Hot {
                 engine_ring::Report::Done {
                     sequence, looks, ..
                 } => {
-                    if *looks > 0 {
+                    let visits_max = in_flight.done(*sequence);
+                    if visits_max > 0 {
                         let member = in_flight.member(*sequence);
-                        scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
+                        scan_limiter.release(member, visits_max);
+                        if *looks > 0 {
+                            scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
+                        }
                     }
-                    in_flight.done(*sequence);
                 }
                 engine_ring::Report::Nothing => {}
             });
-            self.is_expiry_stale |= expiry_ns != engine_ring.next_expiry_ns;
+            if expiry_ns != engine_ring.next_expiry_ns {
+                self.expiries.set(place, engine_ring.next_expiry_ns);
+            }
             if engine_ring.is_idle() {
                 self.busy.swap_remove(at);
             } else {

@@ -5,6 +5,7 @@ use types::{Command, UserIx};
 
 use super::Hot;
 use crate::engine_ring::{EngineRing, connect};
+use crate::expiries::NEVER;
 use crate::in_flight::ReplyTo;
 
 impl Hot {
@@ -48,6 +49,7 @@ impl Hot {
         let envelope = self.in_flight.vacant();
         if let Some(book) = self.core.begin(envelope, &Cause::of(envelope)) {
             if self.is_fused {
+                self.expiries.set(self.core.places().len(), NEVER);
                 self.core.places().push(Some(book));
             } else {
                 self.core.places().push(None);
@@ -108,7 +110,7 @@ impl Hot {
             self.scan_limiter.charge(member, now_ns, visits);
         }
         if matched.expiry_before_ns != matched.expiry_ns {
-            self.note_expiry(&matched);
+            self.expiries.set(at, matched.expiry_ns.unwrap_or(NEVER));
         }
     }
 
@@ -123,6 +125,8 @@ impl Hot {
 
     pub(super) fn open_engine_ring(&mut self, book: Box<engine::Book>) {
         let (engine_ring, engine) = connect(book, self.config.ring_capacity);
+        let at = self.engine_rings.len();
+        self.expiries.set(at, engine_ring.next_expiry_ns);
         self.engine_rings.push(engine_ring);
         self.engine_pool.add(engine);
     }

@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::core::Core;
 use crate::engine_pool::{EnginePool, pin};
 use crate::engine_ring::EngineRing;
+use crate::expiries::{Expiries, NEVER};
 use crate::in_flight::{InFlights, ReplyTo};
 use crate::polled::{PARK, Polled, sleep_for};
 use crate::port::{Gate, Job, Reply, SubmitError};
@@ -42,6 +43,7 @@ mod launch;
 mod lists;
 mod meter;
 mod outline;
+mod room;
 mod scan_limit;
 mod time;
 mod waits;
@@ -78,11 +80,8 @@ pub(crate) struct Hot {
     is_fused: bool,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
-    /// Earliest expiry of all books, unless `is_expiry_stale`.
-    next_expiry_ns: Option<u64>,
-    /// That expiry may have changed. It is looked for once per iteration, since that reads all
-    /// books.
-    is_expiry_stale: bool,
+    /// Earliest expiry of each book.
+    expiries: Expiries,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
     renaming: (Sequence, UserIx),
@@ -146,8 +145,7 @@ impl Hot {
             timers: Timers::default(),
             engine_rings: Vec::new(),
             busy: Vec::new(),
-            next_expiry_ns: None,
-            is_expiry_stale: false,
+            expiries: Expiries::default(),
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
             expiring: Sequence::ZERO,
@@ -172,18 +170,17 @@ impl Hot {
     /// once, before the first iteration.
     pub fn begin(&mut self) {
         if self.is_fused {
-            let books = self.core.places();
-            assert!(
-                books.iter().all(Option::is_some),
-                "recovery restores every book"
-            );
+            for (at, book) in self.core.places().iter().enumerate() {
+                let book = book.as_ref().expect("recovery restores every book");
+                let expiry_ns = book.next_expiry_ns().unwrap_or(NEVER);
+                self.expiries.set(at, expiry_ns);
+            }
         } else {
             for at in 0..self.core.places().len() {
                 let book = self.core.places()[at].take();
                 self.open_engine_ring(book.expect("recovery restores every book"));
             }
         }
-        self.find_next_expiry();
         self.disconnect_all();
     }
 
@@ -353,9 +350,6 @@ impl Hot {
 
     fn park(&mut self) {
         self.tally.parks += 1;
-        if self.is_expiry_stale {
-            self.find_next_expiry();
-        }
         self.publish();
         self.look_at_backlog();
         self.drop_closed_rings();
@@ -541,9 +535,12 @@ impl Hot {
                 Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
                 _ => (UserIx::NONE, 0),
             };
-            if self.is_fused || self.has_room(route) {
+            if self.is_fused || self.has_room(route, outline.is_order) {
                 let (user, left) = inspected;
                 self.scan_limiter.charge(user, clock_ns, left);
+                if outline.is_fok && !self.is_fused {
+                    self.reserve_visits(&dispatch);
+                }
                 if let Some(message) = dispatch.message {
                     self.count_message(source, dispatch.member, message, clock_ns);
                 }
@@ -554,16 +551,7 @@ impl Hot {
             }
             // Admitted again after the wait: reports drained meanwhile may change the outcome.
             let since = *waiting_since.get_or_insert_with(Instant::now);
-            while !self.has_room(route) {
-                self.pump_or_yield();
-                let is_over = since.elapsed() > ROOM_WAIT;
-                if (is_over || self.is_given_up(route)) && !self.has_room(route) {
-                    if is_over {
-                        self.give_up(route);
-                    }
-                    return Err(SubmitError::Busy);
-                }
-            }
+            self.await_room(route, outline.is_order, since)?;
             clock_ns = self.config.clock.now_ns();
         }
     }
@@ -597,48 +585,6 @@ impl Hot {
         if self.intake.update(&self.backlog, self.core.sequence()) {
             let stage = self.intake.stage();
             self.gate.stage.store(stage.code(), Ordering::Relaxed);
-        }
-    }
-
-    fn has_room(&self, route: Route) -> bool {
-        match route {
-            Route::Admission => true,
-            Route::Instrument(ix) => self
-                .engine_rings
-                .get(ix.index())
-                .is_none_or(EngineRing::has_room),
-            Route::AllInstruments => self.engine_rings.iter().all(EngineRing::has_room),
-            Route::Listed => self.listed_rings().all(EngineRing::has_room),
-        }
-    }
-
-    /// True while a wait for an engine without room has timed out.
-    fn is_given_up(&self, route: Route) -> bool {
-        let is_given_up =
-            |engine_ring: &EngineRing| engine_ring.is_given_up && !engine_ring.has_room();
-        match route {
-            Route::Admission => false,
-            Route::Instrument(ix) => self.engine_rings.get(ix.index()).is_some_and(is_given_up),
-            Route::AllInstruments => self.engine_rings.iter().any(is_given_up),
-            Route::Listed => self.listed_rings().any(is_given_up),
-        }
-    }
-
-    fn give_up(&mut self, route: Route) {
-        let is_named = |at: usize| match route {
-            Route::Admission => false,
-            Route::Instrument(ix) => at == ix.index(),
-            Route::AllInstruments => true,
-            Route::Listed => {
-                let named = InstrumentIx(at as u32);
-                let found = self
-                    .listed
-                    .binary_search_by_key(&named, |order| order.instrument);
-                found.is_ok()
-            }
-        };
-        for (at, engine_ring) in self.engine_rings.iter_mut().enumerate() {
-            engine_ring.is_given_up |= is_named(at) && !engine_ring.has_room();
         }
     }
 

@@ -3,9 +3,16 @@
 //! A mass cancel inspects its owner's open orders, including those that its filter leaves. A
 //! fill-or-kill order that cannot be filled has inspected levels and orders. The number of entered
 //! orders bounds those ended or traded. This module bounds the rest.
+//!
+//! An engine reports what it has inspected after the fact. Until then a fill-or-kill order counts
+//! as the most that it can inspect, so that a member cannot fill a ring with them.
 
 use admission::{Reject, RejectDetails};
+use types::command::Route;
 use types::{RejectReason, UserIx};
+
+use super::Hot;
+use super::outline::Dispatch;
 
 /// Orders and levels inspected in vain per second and user, with a burst of one second. At 50 ns
 /// each that is about 50 ms of the hot thread per second.
@@ -13,22 +20,34 @@ const SCANNED_PER_S: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const ORDER_NS: u64 = SECOND_NS / SCANNED_PER_S;
 
-/// Token bucket per user, as the time at which its scans would have ended at the constant rate
-/// (GCRA). Not part of the state: a refused request is not journalled.
+/// Token bucket per user. Not part of the state: a refused request is not journalled.
 #[derive(Default)]
 pub(super) struct ScanLimiter {
-    even_ns: Vec<u64>,
+    rows: Vec<Row>,
+}
+
+/// Scans of one user.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    /// Time at which the charged scans would have ended at the constant rate (GCRA).
+    even_ns: u64,
+    /// Most orders and levels that the fill-or-kill orders in flight can inspect.
+    in_flight: u64,
 }
 
 impl ScanLimiter {
-    /// Nanoseconds until the user may scan again; 0 = now.
+    /// Nanoseconds until the user may scan again; 0 = now. An upper bound while orders are in
+    /// flight, which may report less than they could have inspected.
     fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
-        let even_ns = self.even_ns.get(user.index()).copied().unwrap_or(0);
-        match even_ns.saturating_sub(now_ns) {
+        let Some(row) = self.rows.get(user.index()) else {
+            return 0;
+        };
+        let ahead_ns = match row.even_ns.saturating_sub(now_ns) {
             // A charge gets no further ahead than this: the clock was set back.
             ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
-            ahead_ns => ahead_ns.saturating_sub(SECOND_NS),
-        }
+            ahead_ns => ahead_ns,
+        };
+        (ahead_ns + row.in_flight * ORDER_NS).saturating_sub(SECOND_NS)
     }
 
     /// Why the user may not scan now, if so: `THROTTLE` with the wait in microseconds.
@@ -46,17 +65,53 @@ impl ScanLimiter {
         }
     }
 
+    /// Counts `orders` for the user until [`ScanLimiter::release`].
+    pub fn reserve(&mut self, user: UserIx, orders: u32) {
+        if !user.is_none() {
+            self.row(user).in_flight += u64::from(orders);
+        }
+    }
+
+    /// Ends a count of [`ScanLimiter::reserve`].
+    #[cold]
+    pub fn release(&mut self, user: UserIx, orders: u32) {
+        if !user.is_none() {
+            self.row(user).in_flight -= u64::from(orders);
+        }
+    }
+
+    fn row(&mut self, user: UserIx) -> &mut Row {
+        if self.rows.len() <= user.index() {
+            self.rows.resize(user.index() + 1, Row::default());
+        }
+        &mut self.rows[user.index()]
+    }
+
     #[cold]
     fn charge_some(&mut self, user: UserIx, now_ns: u64, orders: u64) {
-        if self.even_ns.len() <= user.index() {
-            self.even_ns.resize(user.index() + 1, 0);
-        }
-        let even_ns = &mut self.even_ns[user.index()];
+        let even_ns = &mut self.row(user).even_ns;
         if *even_ns < now_ns || *even_ns > now_ns + 2 * SECOND_NS {
             *even_ns = now_ns;
         }
         // Limited: the sum of scans in flight must not look like a clock that was set back.
         *even_ns = (*even_ns + orders * ORDER_NS).min(now_ns + 2 * SECOND_NS);
+    }
+}
+
+impl Hot {
+    /// Counts an admitted fill-or-kill order as the most that it can inspect, until its engine
+    /// reports.
+    #[cold]
+    pub(super) fn reserve_visits(&mut self, order: &Dispatch) {
+        // A refusal reaches no book.
+        let Route::Instrument(instrument) = order.route else {
+            return;
+        };
+        // Each open order is inspected at most twice: in the sum of its level, and by itself.
+        let open_orders = self.core.admission().open_orders(instrument);
+        let visits_max = open_orders.saturating_mul(2);
+        self.scan_limiter.reserve(order.member, visits_max);
+        self.in_flight.set_visits_max(visits_max);
     }
 }
 
@@ -79,6 +134,23 @@ mod tests {
         limiter.charge(user, start, 90_000_000);
         assert_eq!(limiter.wait_ns(user, start), SECOND_NS, "a second at most");
         limiter.charge(UserIx(9), start, 0);
-        assert_eq!(limiter.even_ns.len(), 4, "no row for a user without scans");
+        assert_eq!(limiter.rows.len(), 4, "no row for a user without scans");
+    }
+
+    #[test]
+    fn what_orders_in_flight_can_inspect_counts_until_they_report() {
+        let (mut limiter, start) = (ScanLimiter::default(), 5 * SECOND_NS);
+        let user = UserIx(3);
+        limiter.reserve(user, 1_000_000);
+        assert_eq!(limiter.wait_ns(user, start), 0);
+        limiter.reserve(user, 20_000);
+        assert_eq!(limiter.wait_ns(user, start), 20_000_000);
+        assert_eq!(limiter.wait_ns(user, start + SECOND_NS), 20_000_000);
+        assert_eq!(limiter.wait_ns(UserIx(4), start), 0);
+        limiter.release(user, 20_000);
+        limiter.charge(user, start, 30_000);
+        assert_eq!(limiter.wait_ns(user, start), 30_000_000);
+        limiter.release(user, 1_000_000);
+        assert_eq!(limiter.wait_ns(user, start), 0);
     }
 }

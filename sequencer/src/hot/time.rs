@@ -8,7 +8,6 @@ use types::command::MassScope;
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
 use super::Hot;
-use crate::core::Matched;
 use crate::port::SubmitError;
 use crate::timers::Timer;
 
@@ -64,42 +63,16 @@ impl Hot {
     }
 
     pub(super) fn next_ns(&self) -> Option<u64> {
-        let expiry_ns = self.next_expiry_ns.filter(|_| !self.is_clock_suspect);
+        let expiry_ns = self.expiries.next_ns();
+        let expiry_ns = expiry_ns.filter(|_| !self.is_clock_suspect);
         match (expiry_ns, self.timers.next_ns()) {
             (Some(expiry_ns), Some(timer_ns)) => Some(expiry_ns.min(timer_ns)),
             (expiry_ns, timer_ns) => expiry_ns.or(timer_ns),
         }
     }
 
-    /// Updates the earliest expiry of all books after that of one book has changed.
-    #[cold]
-    pub(super) fn note_expiry(&mut self, matched: &Matched) {
-        let is_first = |at_ns: u64| self.next_expiry_ns.is_none_or(|first_ns| at_ns < first_ns);
-        if matched.expiry_ns.is_some_and(is_first) {
-            self.next_expiry_ns = matched.expiry_ns;
-        } else if matched.expiry_before_ns == self.next_expiry_ns {
-            self.is_expiry_stale = true;
-        }
-    }
-
-    pub(super) fn find_next_expiry(&mut self) {
-        self.is_expiry_stale = false;
-        if self.is_fused {
-            self.next_expiry_ns = self.core.next_expiry_ns();
-            return;
-        }
-        let expiries = self
-            .engine_rings
-            .iter()
-            .map(|engine_ring| engine_ring.next_expiry_ns);
-        self.next_expiry_ns = expiries.min().filter(|at_ns| *at_ns != u64::MAX);
-    }
-
     /// Submits the timer commands that are due. One that is refused as `BUSY` stays due.
     pub(super) fn submit_due_timers(&mut self) -> bool {
-        if self.is_expiry_stale {
-            self.find_next_expiry();
-        }
         let Some(next_ns) = self.next_ns() else {
             return false;
         };
@@ -108,9 +81,8 @@ impl Hot {
             return false;
         }
         let mut did_work = false;
-        let is_due = self
-            .next_expiry_ns
-            .is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
+        let expiry_ns = self.expiries.next_ns();
+        let is_due = expiry_ns.is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
         // While an expiry command is in flight, the known dates are those of orders that it ends.
         if is_due && self.in_flight.first() > self.expiring {
             let request = Request::ExpireOrders(InstrumentIx::NONE);
