@@ -58,6 +58,9 @@ pub trait Driver<T> {
         half_open: usize,
     ) -> Incoming<T>;
 
+    /// A peer's connection was accepted. Its handshake is not complete, and it has no stream yet.
+    fn accepted(&mut self, _now: Instant, _link: &mut Link<T>) {}
+
     /// The stream of the connection is open.
     fn opened(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
@@ -225,7 +228,10 @@ impl<T> Endpoint<T> {
             self.socket.send(&transmit, &contents);
         }
         for (handle, quic, user) in accepted {
-            self.insert(handle, quic, user);
+            let key = self.insert(handle, quic, user);
+            if let Some(link) = self.link(key) {
+                driver.accepted(now, link);
+            }
         }
         Ok(received)
     }
@@ -565,7 +571,8 @@ fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T
     } = &mut link.end
     {
         let is_expired = *until <= now;
-        if link.out.is_empty() && !*is_finished {
+        // Without a stream no byte can be sent.
+        if (link.out.is_empty() || link.stream.is_none()) && !*is_finished {
             *is_finished = true;
             let finished = link.stream.map(|id| link.quic.send_stream(id).finish());
             // Without a stream, or if the peer has stopped it, no acknowledgement will come.

@@ -51,7 +51,8 @@ pub struct Conn {
     heartbeat: Duration,
     last_received: Instant,
     last_sent: Instant,
-    /// Deadline of the first login. Heartbeats do not extend it.
+    /// Deadline of the first login, from the connection's acceptance. Neither heartbeats nor a
+    /// missing stream extend it.
     login_by: Option<Instant>,
     /// Time since which more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
@@ -205,6 +206,12 @@ impl Driver<Conn> for State {
             pulled: 0,
             counted: Packets::default(),
         })
+    }
+
+    fn accepted(&mut self, _: Instant, link: &mut Link<Conn>) {
+        // A client that opens no stream has the same time to log in. Heartbeats need a stream.
+        let login_by = link.user.login_by;
+        link.set_deadline(login_by);
     }
 
     fn opened(&mut self, _: Instant, link: &mut Link<Conn>) {

@@ -1663,6 +1663,31 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     world.stop().await;
 }
 
+/// M11: QUIC's keep-alive does not extend the time to log in, with or without a stream.
+// rows: R343
+#[tokio::test]
+async fn r343_a_connection_without_a_stream_ends_at_the_login_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.login_timeout_ms = 3_000;
+    let world = World::with(folder.path(), settings).await;
+    let mut transport = quinn::TransportConfig::default();
+    transport.keep_alive_interval(Some(std::time::Duration::from_millis(100)));
+    let mut config = Raw::config(&world);
+    config.transport_config(std::sync::Arc::new(transport));
+    let endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = world.gateway.trading_address();
+    let connecting = endpoint.connect_with(config, address, "cfa-trade").unwrap();
+    let connection = in_time("the handshake", connecting).await.unwrap();
+    let ended = in_time("the exchange closes the connection", connection.closed()).await;
+    let quinn::ConnectionError::ApplicationClosed(close) = &ended else {
+        panic!("{ended}");
+    };
+    let code = DisconnectCode::LoginExpected.code();
+    assert_eq!(close.error_code.into_inner(), u64::from(code));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn connections_are_limited_per_address_and_in_total() {
     for (per_address, in_all) in [(2, 1_024), (512, 2)] {
