@@ -52,7 +52,8 @@ pub struct GatewayConfig {
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
     pub heartbeat_ms: u32,
-    /// Time limit of a connection's first login, in milliseconds.
+    /// Time limit of a connection's first login, and of the next one once no session is left, in
+    /// milliseconds.
     pub login_timeout_ms: u64,
     /// Amount that is checked against the TRADING limit (T23).
     pub trading_limit_basis: LimitBasis,

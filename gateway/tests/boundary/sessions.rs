@@ -862,6 +862,13 @@ impl Raw {
             .await;
     }
 
+    /// Logs the session of a channel out.
+    async fn log_out(&mut self, channel: u16) {
+        self.send(channel, 0, wire::Logout {}).await;
+        let is_end = |m: &ServerMessage| matches!(m, ServerMessage::Disconnect(_));
+        self.until(is_end).await;
+    }
+
     /// The next message; `None` after the end of the connection.
     async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
         loop {
@@ -1682,6 +1689,47 @@ async fn r343_a_connection_without_a_stream_ends_at_the_login_deadline() {
     let ended = in_time("the exchange closes the connection", connection.closed()).await;
     let quinn::ConnectionError::ApplicationClosed(close) = &ended else {
         panic!("{ended}");
+    };
+    let code = DisconnectCode::LoginExpected.code();
+    assert_eq!(close.error_code.into_inner(), u64::from(code));
+    world.stop().await;
+}
+
+/// M11: one credential does not keep a connection open after its last session. A session that is
+/// left, and a new login, do.
+// rows: R343
+#[tokio::test]
+async fn r343_a_connection_without_a_session_ends_at_the_login_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.login_timeout_ms = 3_000;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    let of = |name| wire::Login {
+        heartbeat_ms: 4_000,
+        ..raw_login("ann", name, 0)
+    };
+    raw.login(0, of("a")).await;
+    raw.log_out(0).await;
+    raw.login(0, of("a")).await;
+    raw.login(1, of("b")).await;
+    raw.log_out(1).await;
+    // The server sends a heartbeat after 2 s without a message: two of them exceed the deadline.
+    for _ in 0..2 {
+        raw.until(|m| matches!(m, ServerMessage::ServerHeartbeat(_)))
+            .await;
+    }
+    raw.log_out(0).await;
+    let mut beat = bytes::BytesMut::new();
+    let message = wire::ClientMessage::from(wire::Heartbeat {});
+    wire::encode(&message, wire::CONNECTION_CHANNEL, 0, &mut beat);
+    until_true("the exchange closes the connection", async || {
+        raw.send.write_all(&beat).await.is_err()
+    })
+    .await;
+    let ended = raw.connection.close_reason();
+    let Some(quinn::ConnectionError::ApplicationClosed(close)) = &ended else {
+        panic!("{ended:?}");
     };
     let code = DisconnectCode::LoginExpected.code();
     assert_eq!(close.error_code.into_inner(), u64::from(code));
