@@ -192,7 +192,7 @@ impl Driver<Conn> for State {
     ) -> Incoming<Conn> {
         let address = from.ip();
         let config = &self.market.config;
-        let count = self.addresses.get(&address).copied().unwrap_or(0);
+        let count = self.sources.count(address);
         if self
             .failures
             .is_locked_out(address, None, config.failed_logins_max)
@@ -205,7 +205,7 @@ impl Driver<Conn> for State {
         if half_open >= HALF_OPEN_MAX && !is_validated {
             return Incoming::Retry;
         }
-        *self.addresses.entry(address).or_default() += 1;
+        self.sources.add(address);
         self.connections += 1;
         let heartbeat = Duration::from_millis(u64::from(config.heartbeat_ms.max(100)));
         let login_timeout = Duration::from_millis(config.login_timeout_ms);
@@ -274,12 +274,7 @@ impl Driver<Conn> for State {
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
         self.count_packets(link);
         self.connections -= 1;
-        if let Some(count) = self.addresses.get_mut(&link.user.address) {
-            *count -= 1;
-            if *count == 0 {
-                self.addresses.remove(&link.user.address);
-            }
-        }
+        self.sources.remove(link.user.address);
         self.detach_sessions(link);
     }
 }

@@ -8,6 +8,7 @@
 //! | `requests`, `in_flight` | requests into the ring; each user's share of the ring |
 //! | `state` | sessions, ring, messages that wait for durability |
 //! | `session`, `window` | state of a session; its last messages |
+//! | `sources` | number of connections by source address |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `balances` | ledger balances for the sessions of a user |
@@ -41,6 +42,7 @@ mod resend;
 mod resume;
 pub mod server;
 mod session;
+mod sources;
 mod state;
 mod tls;
 mod window;

@@ -3,7 +3,6 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use super::login::Admitted;
 use super::pieces::Range;
 use super::resume::Resuming;
 use super::session::{At, Session, Sessions};
+use super::sources::Sources;
 use super::window::Window;
 use crate::market::Market;
 
@@ -117,8 +117,7 @@ pub struct State {
     closing: HashMap<u64, Closing>,
     pub specs: Vec<InstrumentSpec>,
     pub failures: Arc<Failures>,
-    /// Number of connections by address.
-    pub addresses: HashMap<IpAddr, u32>,
+    pub sources: Sources,
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
@@ -158,7 +157,7 @@ impl State {
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
-            addresses: HashMap::new(),
+            sources: Sources::default(),
             connections: 0,
             now_ns: 0,
             monotonic_ns: 0,
