@@ -67,7 +67,8 @@ pub trait Driver<T> {
     /// Receives bytes of the stream in order, starting with those that the last call left.
     fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> ConsumedBytes;
 
-    /// The peer has finished its side of the stream.
+    /// The peer has finished its side of the stream, or it reads the other side no more. In the
+    /// second case the waiting bytes are dropped after this call.
     fn finished(&mut self, now: Instant, link: &mut Link<T>);
 
     /// The deadline set by [`Link::set_deadline`] has passed.
@@ -308,6 +309,13 @@ impl<T> Endpoint<T> {
         if reads && (link.is_readable || !link.rest.is_empty()) {
             read(now, driver, link);
         }
+        // After the read: the peer may have sent a message before it stopped the stream.
+        if std::mem::take(&mut link.is_stopped) {
+            if link.is_open() {
+                driver.finished(now, link);
+            }
+            link.drop_output();
+        }
         link.write();
         advance_close(now, driver, link);
         is_drained
@@ -469,6 +477,11 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
         }
         Event::Stream(StreamEvent::Readable { id }) if link.stream == Some(id) => {
             link.is_readable = true;
+        }
+        Event::Stream(StreamEvent::Stopped { id, .. })
+            if link.stream == Some(id) && link.is_open() =>
+        {
+            link.is_stopped = true;
         }
         Event::Stream(StreamEvent::Finished { id } | StreamEvent::Stopped { id, .. })
             if link.stream == Some(id) =>

@@ -797,7 +797,7 @@ pub struct Raw {
     _endpoint: quinn::Endpoint,
     pub connection: quinn::Connection,
     pub send: quinn::SendStream,
-    receive: quinn::RecvStream,
+    pub receive: quinn::RecvStream,
     buffer: bytes::BytesMut,
 }
 
