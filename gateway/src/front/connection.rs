@@ -59,7 +59,7 @@ pub struct Conn {
     /// Time since which more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
     /// Upper bound of the unsent bytes that the slow-consumer check ignores: resends, lists, and
-    /// the instruments of a login.
+    /// the instruments of a login. Each of them waits until less than [`RESUME_BYTES`] are unsent.
     pulled: usize,
     /// Packets that the metrics already count.
     counted: Packets,
@@ -276,6 +276,8 @@ impl Driver<Conn> for State {
         self.connections -= 1;
         self.sources.remove(link.user.address);
         self.detach_sessions(link);
+        // A turn closes the session of a delayed login.
+        self.resuming.retry();
     }
 }
 

@@ -44,7 +44,7 @@ pub enum Due {
     Login(u64),
 }
 
-/// A login whose opening is in flight.
+/// A login whose opening is in flight, or whose answer is delayed.
 pub struct Pending {
     pub to: (Key, u16),
     pub admitted: Box<Admitted>,
@@ -104,7 +104,7 @@ pub struct State {
     tag: u64,
     /// Orders that wait for identity, by session.
     pub limited: HashMap<At, NewRequest>,
-    /// Sessions whose client lacks messages.
+    /// Sessions whose client lacks messages, and those with a delayed login.
     pub resuming: Resuming,
     /// Sessions with a listing of open orders or a retransmission in progress.
     pub in_pieces: Vec<At>,
@@ -458,6 +458,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         sent: opened.last_number,
         is_following: false,
         owner: None,
+        delayed: None,
         answered: opened.client_seq,
         unanswered: Unanswered::default(),
         rate: Rate::default(),

@@ -3,12 +3,16 @@
 use client::{Error, LoginOptions, Report};
 use proto::common::v1::KycStatus;
 use proto::ledger::v1::HoldStatus;
-use proto::market::v1::{Order, OrderCancelledEvent, OrderStatus, PlaceOrderRequest};
+use proto::market::v1::{
+    Order, OrderCancelledEvent, OrderStatus, PlaceOrderRequest, SetTradingPhaseRequest,
+    TradingPhase,
+};
 use types::command::RequestKind;
-use types::{CancelReason, RejectReason, Side};
+use types::{CancelReason, Phase, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
 use crate::checkpoints::cancel_own;
+use crate::forgetting::replica_sessions;
 use crate::orders::text;
 use crate::world::*;
 
@@ -1567,6 +1571,134 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
 #[tokio::test]
 async fn r345_a_client_that_reads_no_repeats_is_disconnected() {
     assert_slow_consumer_closed(|_| (1, wire_order(1, Side::Buy, 100, 1).into())).await;
+}
+
+/// Number of instruments whose definitions take 42 KiB per login.
+const INSTRUMENTS: usize = 400;
+
+/// A world with [`INSTRUMENTS`], and a client with a small receive window.
+async fn many_instruments(folder: &std::path::Path) -> (World, Raw) {
+    let registry = std::sync::Arc::new(testkit::Registry::default());
+    registry.list(bond(BOND));
+    for number in 1..INSTRUMENTS {
+        registry.list(bond(&format!("OTHER-{number}")));
+    }
+    let identity = std::sync::Arc::default();
+    let mut world = World::start(folder, Settings::default(), identity, registry).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    let mut transport = quinn::TransportConfig::default();
+    transport.stream_receive_window(65_536_u32.into());
+    let mut config = Raw::config(&world);
+    config.transport_config(std::sync::Arc::new(transport));
+    let connecting = Raw::to(world.gateway.trading_address(), config);
+    let raw = in_time("the handshake", connecting).await.unwrap();
+    (world, raw)
+}
+
+/// Waits until ann has this number of sessions. Sends heartbeats meanwhile and reads nothing.
+async fn until_opened(world: &World, raw: &mut Raw, sessions: u16) {
+    until_true("the sessions are open", async || {
+        raw.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+            .await;
+        replica_sessions(world, "ann", "").0 == u32::from(sessions)
+    })
+    .await;
+}
+
+/// H4: instruments of logins do not count as unread. A client that reads nothing is sent those of a
+/// few logins. The other logins are answered once it reads.
+// rows: R341
+#[tokio::test]
+async fn r341_logins_on_one_connection_are_answered_as_fast_as_the_client_reads() {
+    const SESSIONS: u16 = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let (world, mut raw) = many_instruments(folder.path()).await;
+    for channel in 0..SESSIONS {
+        let login = raw_login("ann", &format!("s-{channel}"), 0);
+        raw.send(channel, 0, login).await;
+    }
+    until_opened(&world, &mut raw, SESSIONS).await;
+    // The instruments of a later answer have the new phase.
+    let (_bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let halt = SetTradingPhaseRequest {
+        context: context(&unique()),
+        instrument_id: BOND.into(),
+        phase: TradingPhase::Halt.into(),
+        reason: "test".into(),
+    };
+    let mut supervisor = world.as_caller("sandbox.market-supervisor");
+    supervisor.set_trading_phase(halt).await.unwrap();
+    let phase = |message: &ServerMessage| match message {
+        ServerMessage::InstrumentDefinition(m) if m.id.as_str() == BOND => Some(m.phase),
+        _ => None,
+    };
+    until(&mut of_bob, |m| {
+        phase(m).filter(|phase| *phase == Phase::Halt)
+    })
+    .await;
+    let (mut answered, mut early) = (0, 0);
+    let mut definitions = [0; SESSIONS as usize];
+    while answered < SESSIONS {
+        let (header, message) = raw.next_with_heartbeats().await;
+        match message {
+            ServerMessage::InstrumentDefinition(_) => {
+                definitions[usize::from(header.channel)] += 1;
+                early += u16::from(phase(&message) == Some(Phase::Open));
+            }
+            ServerMessage::LoginAccepted(_) => {
+                assert_eq!(definitions[usize::from(header.channel)], INSTRUMENTS);
+                answered += 1;
+            }
+            ServerMessage::Disconnect(end) => panic!("{}", end.text.as_str()),
+            _ => {}
+        }
+    }
+    assert!((1..SESSIONS / 2).contains(&early), "{early}");
+    raw.send(SESSIONS - 1, 1, unknown()).await;
+    raw.until(|m| rejected(m).is_some()).await;
+    world.stop().await;
+}
+
+/// The session of a login that is not answered yet ends with its connection.
+// rows: R345
+#[tokio::test]
+async fn r345_the_orders_of_a_login_that_waits_for_its_client_are_cancelled_after_a_loss() {
+    const SESSIONS: u16 = 41;
+    let folder = tempfile::tempdir().unwrap();
+    let (world, mut raw) = many_instruments(folder.path()).await;
+    let guarded = LoginOptions {
+        cancel_on_disconnect: true,
+        ..with_money("ann", "guarded")
+    };
+    let (ann, mut of_ann) = world.session(guarded).await;
+    ann.send(0, wire_order(1, Side::Buy, 1_000, 1))
+        .await
+        .unwrap();
+    let placed = until(&mut of_ann, ack).await;
+    for channel in 1..SESSIONS {
+        let login = raw_login("ann", &format!("s-{channel}"), 0);
+        raw.send(channel, 0, login).await;
+    }
+    until_opened(&world, &mut raw, SESSIONS).await;
+    let again = wire::Login {
+        flags: wire::LOGIN_CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", "guarded", 0)
+    };
+    raw.send(0, 0, again).await;
+    let ended = until(&mut of_ann, |m| match m {
+        ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    });
+    assert_eq!(ended.await, DisconnectCode::TakenOver.code());
+    assert_open(&world, Some(placed)).await;
+    raw.connection.close(0_u32.into(), b"");
+    let id = placed.order_id.to_string();
+    until_true("the order of the lost session ends", async || {
+        world.order(&id).await.unwrap().cancel_reason == "CANCEL_ON_DISCONNECT"
+    })
+    .await;
+    world.stop().await;
 }
 
 /// The peer no longer sends packets, not even acknowledgements.
