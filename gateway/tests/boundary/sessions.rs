@@ -1514,6 +1514,45 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     world.stop().await;
 }
 
+/// M7: a channel is used again after its session has ended with a request in flight. A loss of the
+/// connection disconnects the new session, not the one that logged out.
+// rows: R345
+#[tokio::test]
+async fn r345_the_orders_of_a_new_session_on_a_used_channel_are_cancelled_on_disconnect() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let guarded = |name| wire::Login {
+        flags: wire::LOGIN_CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", name, 5_000_000)
+    };
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, guarded("a")).await;
+    // The first order is in flight when the session ends. The second one arrives later.
+    let mut out = bytes::BytesMut::new();
+    let order = |id, price| wire::ClientMessage::from(wire_order(id, Side::Buy, price, 1));
+    wire::encode(&order(1, 100), 0, 1, &mut out);
+    wire::encode(&wire::ClientMessage::from(wire::Logout {}), 0, 0, &mut out);
+    wire::encode(&order(2, 200), 0, 2, &mut out);
+    raw.send.write_all(&out).await.unwrap();
+    raw.until(|m| rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession))
+        .await;
+    raw.login(0, guarded("b")).await;
+    raw.send(0, 1, order(3, 300)).await;
+    raw.until(|m| ack(m).is_some_and(|ack| ack.client_order_id == 3))
+        .await;
+    let bids = async || {
+        let (bids, _) = world.book().await;
+        bids.into_iter().map(|(price, _)| price).collect::<Vec<_>>()
+    };
+    assert_eq!(bids().await, ["3.00", "1.00"]);
+    raw.connection.close(0_u32.into(), b"");
+    until_true("the order of the new session ends", async || {
+        bids().await == ["1.00"]
+    })
+    .await;
+    world.stop().await;
+}
+
 /// Checks that a client that sends these requests and reads nothing is disconnected, and that its
 /// orders are cancelled. `request` returns client sequence and message for a number from 2 on.
 async fn assert_slow_consumer_closed(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
