@@ -23,7 +23,8 @@ use crate::{Error, LoginOptions, Trust, endpoint, io};
 /// Number of undelivered reports at which reading pauses.
 const REPORTS_MAX: usize = 1 << 16;
 
-/// Messages of the server, in order, across resumes.
+/// Messages of the server, in order, across resumes. Dropping it closes the connection at the next
+/// message.
 pub struct Reports {
     receiver: mpsc::Receiver<Result<Report, Error>>,
 }

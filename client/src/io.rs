@@ -39,13 +39,13 @@ pub async fn read(
     let _ = shared.reports.send(Err(error)).await;
 }
 
-/// Consumes the complete messages of the buffer. Returns false after the connection was replaced or
-/// the reports were dropped.
+/// Consumes the complete messages of the buffer. Returns false after the connection was replaced.
+/// Dropped reports end the connection, as the server ends one whose messages are not read.
 async fn consume(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
     let received_at = Instant::now();
     loop {
         let Ok(place) = shared.reports.reserve().await else {
-            return Ok(false);
+            return Err(Error::Stream);
         };
         let received = {
             let mut state = shared.lock();

@@ -24,7 +24,7 @@ pub struct GatewayConfig {
     pub user_throttle_per_s: u32,
     /// Messages per second and member group, over all sessions of its users; 0 = no limit.
     pub group_throttle_per_s: u32,
-    /// Maximum concurrent trading connections, in total and per address.
+    /// Maximum concurrent trading connections, in total and per address (IPv6: per /64 network).
     pub connections_max: u32,
     pub connections_per_address_max: u32,
     /// Resend window in memory: bytes of all sessions together, and messages of one session. Older
@@ -52,7 +52,8 @@ pub struct GatewayConfig {
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
     pub heartbeat_ms: u32,
-    /// Time limit of a connection's first login, in milliseconds.
+    /// Time limit of a connection's first login, and of the next one once no session is left, in
+    /// milliseconds.
     pub login_timeout_ms: u64,
     /// Amount that is checked against the TRADING limit (T23).
     pub trading_limit_basis: LimitBasis,

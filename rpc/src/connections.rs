@@ -197,8 +197,8 @@ impl Drop for Permit {
     }
 }
 
-/// The unit of the per-address limit. For IPv6 the /64 network, since one machine owns all of it.
-fn source_of(address: IpAddr) -> IpAddr {
+/// The unit of limits per address. For IPv6 the /64 network, since one machine owns all of it.
+pub fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let network = address.to_bits() & (u128::MAX << 64);

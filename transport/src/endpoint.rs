@@ -58,13 +58,17 @@ pub trait Driver<T> {
         half_open: usize,
     ) -> Incoming<T>;
 
+    /// A peer's connection was accepted. Its handshake is not complete, and it has no stream yet.
+    fn accepted(&mut self, _now: Instant, _link: &mut Link<T>) {}
+
     /// The stream of the connection is open.
     fn opened(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
     /// Receives bytes of the stream in order, starting with those that the last call left.
     fn data(&mut self, now: Instant, link: &mut Link<T>, bytes: &[u8]) -> ConsumedBytes;
 
-    /// The peer has finished its side of the stream.
+    /// The peer has finished its side of the stream, or it reads the other side no more. In the
+    /// second case the waiting bytes are dropped after this call.
     fn finished(&mut self, now: Instant, link: &mut Link<T>);
 
     /// The deadline set by [`Link::set_deadline`] has passed.
@@ -225,7 +229,10 @@ impl<T> Endpoint<T> {
             self.socket.send(&transmit, &contents);
         }
         for (handle, quic, user) in accepted {
-            self.insert(handle, quic, user);
+            let key = self.insert(handle, quic, user);
+            if let Some(link) = self.link(key) {
+                driver.accepted(now, link);
+            }
         }
         Ok(received)
     }
@@ -301,6 +308,13 @@ impl<T> Endpoint<T> {
         }
         if reads && (link.is_readable || !link.rest.is_empty()) {
             read(now, driver, link);
+        }
+        // After the read: the peer may have sent a message before it stopped the stream.
+        if std::mem::take(&mut link.is_stopped) {
+            if link.is_open() {
+                driver.finished(now, link);
+            }
+            link.drop_output();
         }
         link.write();
         advance_close(now, driver, link);
@@ -464,6 +478,11 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
         Event::Stream(StreamEvent::Readable { id }) if link.stream == Some(id) => {
             link.is_readable = true;
         }
+        Event::Stream(StreamEvent::Stopped { id, .. })
+            if link.stream == Some(id) && link.is_open() =>
+        {
+            link.is_stopped = true;
+        }
         Event::Stream(StreamEvent::Finished { id } | StreamEvent::Stopped { id, .. })
             if link.stream == Some(id) =>
         {
@@ -565,7 +584,8 @@ fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T
     } = &mut link.end
     {
         let is_expired = *until <= now;
-        if link.out.is_empty() && !*is_finished {
+        // Without a stream no byte can be sent.
+        if (link.out.is_empty() || link.stream.is_none()) && !*is_finished {
             *is_finished = true;
             let finished = link.stream.map(|id| link.quic.send_stream(id).finish());
             // Without a stream, or if the peer has stopped it, no acknowledgement will come.

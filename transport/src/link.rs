@@ -60,6 +60,8 @@ pub struct Link<T> {
     /// Start of an incomplete message.
     pub(crate) carry: Vec<u8>,
     pub(crate) is_readable: bool,
+    /// The peer has stopped the stream, and the driver has not been notified.
+    pub(crate) is_stopped: bool,
     pub(crate) is_touched: bool,
     /// When [`crate::Driver::timeout`] is called.
     pub(crate) deadline: Option<Instant>,
@@ -84,6 +86,7 @@ impl<T> Link<T> {
             rest: Bytes::new(),
             carry: Vec::new(),
             is_readable: false,
+            is_stopped: false,
             is_touched: false,
             deadline: None,
             scheduled: None,
@@ -148,6 +151,11 @@ impl<T> Link<T> {
             let reason = Bytes::copy_from_slice(reason.as_bytes());
             self.end = End::Close { code, reason };
         }
+    }
+
+    pub(crate) fn drop_output(&mut self) {
+        self.out.clear();
+        self.out_at = 0;
     }
 
     /// Moves the waiting bytes into quinn-proto's buffers.

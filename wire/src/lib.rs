@@ -74,7 +74,7 @@ types::code_enum! {
         Internal = 18 "internal error",
         TooManySessions = 19 "too many sessions or logins per second of this user",
         MessagesRemoved = 20 "messages after the last received number are no longer kept: log in from now on",
-        StreamFinished = 21 "the client has finished its stream",
+        StreamFinished = 21 "the client has finished its stream or stopped the server's",
     }
 }
 

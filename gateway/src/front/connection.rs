@@ -51,12 +51,15 @@ pub struct Conn {
     heartbeat: Duration,
     last_received: Instant,
     last_sent: Instant,
-    /// Deadline of the first login. Heartbeats do not extend it.
+    /// Deadline of the next login while no session is logged in: from the connection's acceptance,
+    /// or from the end of its last session. Neither heartbeats, refused logins nor a missing stream
+    /// extend it.
     login_by: Option<Instant>,
+    login_timeout: Duration,
     /// Time since which more than [`SLOW_BYTES`] are unsent.
     slow_since: Option<Instant>,
     /// Upper bound of the unsent bytes that the slow-consumer check ignores: resends, lists, and
-    /// the instruments of a login.
+    /// the instruments of a login. Each of them waits until less than [`RESUME_BYTES`] are unsent.
     pulled: usize,
     /// Packets that the metrics already count.
     counted: Packets,
@@ -71,6 +74,14 @@ impl Conn {
     pub fn logged_in(&mut self, heartbeat: Duration) {
         self.heartbeat = self.heartbeat.min(heartbeat);
         self.login_by = None;
+    }
+
+    /// Starts the time to log in again once no session is left.
+    fn logged_out(&mut self, now: Instant) {
+        let is_live = |channel: &Channel| matches!(channel, Channel::Live(_));
+        if !self.channels.iter().any(is_live) {
+            self.login_by.get_or_insert(now + self.login_timeout);
+        }
     }
 
     /// When the next timer of the connection expires.
@@ -126,6 +137,9 @@ pub fn send_pulled<'a>(
 pub fn end_channel(link: &mut Link<Conn>, now: Instant, channel: u16, code: DisconnectCode) {
     *link.user.channel(channel) = Channel::Ended;
     send(link, now, channel, &disconnect(code));
+    link.user.logged_out(now);
+    let at = link.user.next_timer();
+    link.set_deadline(Some(at));
 }
 
 /// Sends the reason and ends the connection once the client has received it.
@@ -178,7 +192,7 @@ impl Driver<Conn> for State {
     ) -> Incoming<Conn> {
         let address = from.ip();
         let config = &self.market.config;
-        let count = self.addresses.get(&address).copied().unwrap_or(0);
+        let count = self.sources.count(address);
         if self
             .failures
             .is_locked_out(address, None, config.failed_logins_max)
@@ -191,20 +205,28 @@ impl Driver<Conn> for State {
         if half_open >= HALF_OPEN_MAX && !is_validated {
             return Incoming::Retry;
         }
-        *self.addresses.entry(address).or_default() += 1;
+        self.sources.add(address);
         self.connections += 1;
         let heartbeat = Duration::from_millis(u64::from(config.heartbeat_ms.max(100)));
+        let login_timeout = Duration::from_millis(config.login_timeout_ms);
         Incoming::Accept(Conn {
             address,
             channels: Box::new([Channel::Free; CHANNELS_MAX]),
             heartbeat,
             last_received: now,
             last_sent: now,
-            login_by: Some(now + Duration::from_millis(config.login_timeout_ms)),
+            login_by: Some(now + login_timeout),
+            login_timeout,
             slow_since: None,
             pulled: 0,
             counted: Packets::default(),
         })
+    }
+
+    fn accepted(&mut self, _: Instant, link: &mut Link<Conn>) {
+        // A client that opens no stream has the same time to log in. Heartbeats need a stream.
+        let login_by = link.user.login_by;
+        link.set_deadline(login_by);
     }
 
     fn opened(&mut self, _: Instant, link: &mut Link<Conn>) {
@@ -252,13 +274,10 @@ impl Driver<Conn> for State {
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
         self.count_packets(link);
         self.connections -= 1;
-        if let Some(count) = self.addresses.get_mut(&link.user.address) {
-            *count -= 1;
-            if *count == 0 {
-                self.addresses.remove(&link.user.address);
-            }
-        }
+        self.sources.remove(link.user.address);
         self.detach_sessions(link);
+        // A turn closes the session of a delayed login.
+        self.resuming.retry();
     }
 }
 

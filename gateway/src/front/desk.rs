@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use admission::NewRequest;
 use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
+use rpc::connections::source_of;
 use sequencer::Parker;
 use service_kit::rate::Rate;
 use tokio::sync::{Semaphore, mpsc};
@@ -169,7 +170,8 @@ impl FrontQueue {
     }
 }
 
-/// Counts failed authentications by address, and by address and session name (`design.md` 7).
+/// Counts failed authentications by address, and by address and session name (`design.md` 7). An
+/// IPv6 /64 network counts as one address.
 #[derive(Default)]
 pub struct Failures(Mutex<Counts>);
 
@@ -189,7 +191,8 @@ impl Failures {
             None => failures_max.saturating_mul(NAMES_PER_ADDRESS),
         };
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = failures.rows.get(&(address, name.map(str::to_owned)));
+        let key = (source_of(address), name.map(str::to_owned));
+        let failed = failures.rows.get(&key);
         failed.is_some_and(|(count, since)| {
             *count >= failures_max && since.elapsed() < FAILURES_WINDOW
         })
@@ -204,7 +207,7 @@ impl Failures {
             *expired_at = Some(Instant::now());
         }
         for name in [None, Some(name.to_owned())] {
-            let key = (address, name);
+            let key = (source_of(address), name);
             if rows.len() >= COUNTED_MAX && !rows.contains_key(&key) {
                 continue;
             }
@@ -321,5 +324,22 @@ impl Desk {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_logins_from_an_ipv6_network_count_as_those_of_one_address() {
+        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let failures = Failures::default();
+        for host in 1..=3 {
+            failures.record(address(&format!("2001:db8::{host}")), "desk");
+        }
+        let is_locked_out = |text: &str| failures.is_locked_out(address(text), Some("desk"), 3);
+        assert!(is_locked_out("2001:db8::4"));
+        assert!(!is_locked_out("2001:db8:0:1::1"), "another network");
     }
 }

@@ -8,11 +8,12 @@
 //! | `requests`, `in_flight` | requests into the ring; each user's share of the ring |
 //! | `state` | sessions, ring, messages that wait for durability |
 //! | `session`, `window` | state of a session; its last messages |
+//! | `sources` | number of connections by source address |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
-//! | `resume` | messages that a client lacks, as fast as it reads |
+//! | `resume` | messages that a client lacks, and delayed logins, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
 //! | `server`, `tls` | assembly; certificate |
 //!
@@ -41,6 +42,7 @@ mod resend;
 mod resume;
 pub mod server;
 mod session;
+mod sources;
 mod state;
 mod tls;
 mod window;
@@ -66,7 +68,7 @@ use self::session::{At, Limited, Owner};
 use self::state::{ClientAction, Due, LAST_REPORTS, State, reason_of};
 use crate::market::monotonic_ns;
 
-/// Unsent bytes of a connection below which a resume continues.
+/// Unsent bytes of a connection below which a resume continues and a login is answered.
 const RESUME_BYTES: usize = 256 << 10;
 /// Messages per resume and round.
 const RESUME_MESSAGES: usize = 1_024;
@@ -285,12 +287,25 @@ impl Front {
 
     /// Ends the session's channel and queues the closing of the session, if a channel owns it.
     fn end_session(&mut self, now: Instant, at: At, code: DisconnectCode) {
+        if let Some(opened) = self.end_delayed(now, at, code) {
+            self.state.close(opened.session, opened.epoch, false);
+        }
         if self.state.sessions.row(at).owner.is_some() {
             self.with_owner(at, |link, owner| {
                 end_channel(link, now, owner.channel, code)
             });
             self.state.detach(at, false);
         }
+    }
+
+    /// Ends the channel of a session's delayed login. Returns its opening.
+    fn end_delayed(&mut self, now: Instant, at: At, code: DisconnectCode) -> Option<Opened> {
+        let pending = self.state.sessions.row(at).delayed.take()?;
+        let (key, channel) = pending.to;
+        if let Some(link) = self.endpoint.link(key) {
+            end_channel(link, now, channel, code);
+        }
+        pending.opened
     }
 
     /// Drops a session that the journal has forgotten.
@@ -457,31 +472,46 @@ impl Front {
         check_slow(&mut self.state, now, link);
     }
 
-    /// Completes a login whose opening is durable: assigns the session to the connection, sends the
-    /// answer, and begins a resume if the client lacks messages.
+    /// Completes a login whose opening is durable, or delays it.
     fn log_in(&mut self, now: Instant, tag: u64) {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
         let opened = pending.opened.expect("the report precedes durability");
-        let (key, channel) = pending.to;
         let at = self.state.sessions.at(opened.session).expect("placed");
-        let link = self.endpoint.link(key).filter(|link| link.is_open());
-        let is_gone = link.is_none() || self.state.stopping.is_some();
         self.take_over(now, at);
-        if is_gone {
+        self.state.sessions.row(at).delayed = Some(Box::new(pending));
+        if !self.complete_login(now, at) {
+            self.state.begin_resume(at);
+        }
+    }
+
+    /// Assigns a session to the connection of its delayed login, sends the answer, and begins a
+    /// resume if the client lacks messages. Closes the session if the connection has ended. False
+    /// while the connection has too many unsent bytes: the instruments of one login may take
+    /// hundreds of KiB.
+    fn complete_login(&mut self, now: Instant, at: At) -> bool {
+        let Some(pending) = self.state.sessions.row(at).delayed.take() else {
+            return true;
+        };
+        let opened = pending.opened.expect("the report precedes durability");
+        let (key, channel) = pending.to;
+        let link = self.endpoint.link(key).filter(|link| link.is_open());
+        let Some(link) = link.filter(|_| self.state.stopping.is_none()) else {
             self.state.close(opened.session, opened.epoch, false);
-            return;
+            return true;
+        };
+        if link.waiting_bytes() >= RESUME_BYTES {
+            self.state.sessions.row(at).delayed = Some(pending);
+            return false;
         }
         let admitted = pending.admitted;
         let released = self.state.sessions.get(at).released;
         if !admitted.from_now && admitted.last_sequence > released {
             // The session was forgotten after the login check and opened as a new one.
-            if let Some(link) = self.endpoint.link(key) {
-                end_channel(link, now, channel, DisconnectCode::SequenceAhead);
-            }
+            end_channel(link, now, channel, DisconnectCode::SequenceAhead);
             self.state.close(opened.session, opened.epoch, false);
-            return;
+            return true;
         }
         self.state.stats.logins.increment(1);
         let balances_through = self.state.sessions.user(opened.user).unsent.newest();
@@ -509,12 +539,14 @@ impl Front {
             self.state.begin_resume(at);
         }
         self.welcome(now, at, &opened, admitted.heartbeat_ms);
+        true
     }
 
     /// Detaches the earlier login from a session. No closing is journalled, since the journal
     /// already has the newer opening.
     fn take_over(&mut self, now: Instant, at: At) {
         self.state.drop_pieces(at);
+        self.end_delayed(now, at, DisconnectCode::TakenOver);
         if let Some(old) = self.state.sessions.row(at).owner {
             if let Some(link) = self.endpoint.link(old.connection) {
                 end_channel(link, now, old.channel, DisconnectCode::TakenOver);

@@ -1,4 +1,5 @@
-//! Resumes: a client that logs in again is sent the messages that it lacks, as fast as it reads.
+//! Resumes: a client that logs in again is sent the messages that it lacks, as fast as it reads. A
+//! delayed login waits among them until its connection has space for the answer.
 //!
 //! Sessions take turns, a bounded number per round:
 //!
@@ -43,7 +44,7 @@ enum Turn {
     Over,
 }
 
-/// Sessions whose clients lack messages, each at most once.
+/// Sessions whose clients lack messages or the answer to a login, each at most once.
 #[derive(Debug, Default)]
 pub struct Resuming {
     ready: VecDeque<At>,
@@ -88,7 +89,7 @@ impl Resuming {
 }
 
 impl State {
-    /// Queues a session whose client lacks messages.
+    /// Queues a session whose client lacks messages or the answer to its login.
     pub(super) fn begin_resume(&mut self, at: At) {
         let session = self.sessions.row(at);
         if !std::mem::replace(&mut session.is_resuming, true) {
@@ -127,6 +128,9 @@ impl Front {
     }
 
     fn resume_one(&mut self, now: Instant, at: At) -> Turn {
+        if !self.complete_login(now, at) {
+            return Turn::Waits;
+        }
         let session = self.state.sessions.get(at);
         let lacks_messages = !session.is_following && !session.is_fetching;
         let Some(owner) = session.owner.filter(|_| lacks_messages) else {

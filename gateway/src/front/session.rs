@@ -23,6 +23,7 @@ use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 use super::balances::Unsent;
 use super::in_flight::Unanswered;
 use super::pieces::{Listing, Range};
+use super::state::Pending;
 use super::window::{PagePool, Window};
 use crate::budget::Budget;
 
@@ -72,6 +73,9 @@ pub struct Session {
     /// The owner was sent every durable message. New messages are sent when they become durable.
     pub is_following: bool,
     pub owner: Option<Owner>,
+    /// A login whose session is open and whose connection has no space for the answer yet. The
+    /// session has no owner then.
+    pub delayed: Option<Box<Pending>>,
     /// Client sequence of the last request that was answered.
     pub answered: u64,
     /// Requests in flight. Their repeats are not submitted.

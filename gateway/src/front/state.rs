@@ -3,7 +3,6 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ use super::pieces::Range;
 use super::requests::Received;
 use super::resume::Resuming;
 use super::session::{At, Limited, Session, Sessions};
+use super::sources::Sources;
 use super::window::Window;
 use crate::market::Market;
 
@@ -45,7 +45,7 @@ pub enum Due {
     Login(u64),
 }
 
-/// A login whose opening is in flight.
+/// A login whose opening is in flight, or whose answer is delayed.
 pub struct Pending {
     pub to: (Key, u16),
     pub admitted: Box<Admitted>,
@@ -105,7 +105,7 @@ pub struct State {
     tag: u64,
     /// Orders that wait for identity, by session.
     pub limited: HashMap<At, Limited>,
-    /// Sessions whose client lacks messages.
+    /// Sessions whose client lacks messages, and those with a delayed login.
     pub resuming: Resuming,
     /// Sessions with a listing of open orders or a retransmission in progress.
     pub in_pieces: Vec<At>,
@@ -118,8 +118,7 @@ pub struct State {
     closing: HashMap<u64, Closing>,
     pub specs: Vec<InstrumentSpec>,
     pub failures: Arc<Failures>,
-    /// Number of connections by address.
-    pub addresses: HashMap<IpAddr, u32>,
+    pub sources: Sources,
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
@@ -159,7 +158,7 @@ impl State {
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
-            addresses: HashMap::new(),
+            sources: Sources::default(),
             connections: 0,
             now_ns: 0,
             monotonic_ns: 0,
@@ -458,6 +457,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         sent: opened.last_number,
         is_following: false,
         owner: None,
+        delayed: None,
         answered: opened.client_seq,
         unanswered: Unanswered::default(),
         rate: Rate::default(),

@@ -46,6 +46,36 @@ async fn finished_stream_ends_session_and_cancels_its_orders() {
     world.stop().await;
 }
 
+/// H4: QUIC drops what is written to a stopped stream, so that nothing is unread. A logout before
+/// the stop still counts.
+// rows: R345
+#[tokio::test]
+async fn r345_a_client_that_stops_the_stream_is_disconnected_and_its_orders_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let login = |name| wire::Login {
+        flags: CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", name, 5_000_000)
+    };
+    let mut raw = logged_in(&world, login("a")).await;
+    raw.login(1, login("b")).await;
+    for (channel, id, price_ticks) in [(0, 1, 1_000), (1, 2, 900)] {
+        let order = wire_order(id, Side::Buy, price_ticks, 1);
+        raw.send(channel, 1, order).await;
+        raw.until(is_ack).await;
+    }
+    raw.send(1, 0, wire::Logout {}).await;
+    raw.receive.stop(0_u32.into()).unwrap();
+    let code = DisconnectCode::StreamFinished.code();
+    assert_eq!(raw.end().await.1, u64::from(code));
+    until_true("the order of the lost session ends", async || {
+        world.book().await.0 == [("9.00".to_owned(), "1".to_owned())]
+    })
+    .await;
+    world.stop().await;
+}
+
 /// The transport parameters allow one stream and no datagram frames.
 #[tokio::test]
 async fn a_client_gets_no_second_stream_and_no_datagrams() {

@@ -8,7 +8,7 @@ use crate::checkpoints::cancel_own;
 use crate::world::*;
 
 /// Number of the user's sessions in the replica, and whether the named session is one of them.
-fn replica_sessions(world: &World, user_id: &str, name: &str) -> (u32, bool) {
+pub fn replica_sessions(world: &World, user_id: &str, name: &str) -> (u32, bool) {
     let id = UserId::new(user_id).unwrap();
     let key: Id128 = derived::session_key(user_id, name);
     world.replica().read(|state| {

@@ -3,12 +3,16 @@
 use client::{Error, LoginOptions, Report};
 use proto::common::v1::KycStatus;
 use proto::ledger::v1::HoldStatus;
-use proto::market::v1::{Order, OrderCancelledEvent, OrderStatus, PlaceOrderRequest};
+use proto::market::v1::{
+    Order, OrderCancelledEvent, OrderStatus, PlaceOrderRequest, SetTradingPhaseRequest,
+    TradingPhase,
+};
 use types::command::RequestKind;
-use types::{CancelReason, RejectReason, Side};
+use types::{CancelReason, Phase, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
 use crate::checkpoints::cancel_own;
+use crate::forgetting::replica_sessions;
 use crate::orders::text;
 use crate::world::*;
 
@@ -797,7 +801,7 @@ pub struct Raw {
     _endpoint: quinn::Endpoint,
     pub connection: quinn::Connection,
     pub send: quinn::SendStream,
-    receive: quinn::RecvStream,
+    pub receive: quinn::RecvStream,
     buffer: bytes::BytesMut,
 }
 
@@ -860,6 +864,13 @@ impl Raw {
         self.send(channel, 0, login).await;
         self.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
             .await;
+    }
+
+    /// Logs the session of a channel out.
+    async fn log_out(&mut self, channel: u16) {
+        self.send(channel, 0, wire::Logout {}).await;
+        let is_end = |m: &ServerMessage| matches!(m, ServerMessage::Disconnect(_));
+        self.until(is_end).await;
     }
 
     /// The next message; `None` after the end of the connection.
@@ -1503,6 +1514,45 @@ async fn in_flight_request_of_an_ended_session_affects_no_other() {
     world.stop().await;
 }
 
+/// M7: a channel is used again after its session has ended with a request in flight. A loss of the
+/// connection disconnects the new session, not the one that logged out.
+// rows: R345
+#[tokio::test]
+async fn r345_the_orders_of_a_new_session_on_a_used_channel_are_cancelled_on_disconnect() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let guarded = |name| wire::Login {
+        flags: wire::LOGIN_CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", name, 5_000_000)
+    };
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, guarded("a")).await;
+    // The first order is in flight when the session ends. The second one arrives later.
+    let mut out = bytes::BytesMut::new();
+    let order = |id, price| wire::ClientMessage::from(wire_order(id, Side::Buy, price, 1));
+    wire::encode(&order(1, 100), 0, 1, &mut out);
+    wire::encode(&wire::ClientMessage::from(wire::Logout {}), 0, 0, &mut out);
+    wire::encode(&order(2, 200), 0, 2, &mut out);
+    raw.send.write_all(&out).await.unwrap();
+    raw.until(|m| rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession))
+        .await;
+    raw.login(0, guarded("b")).await;
+    raw.send(0, 1, order(3, 300)).await;
+    raw.until(|m| ack(m).is_some_and(|ack| ack.client_order_id == 3))
+        .await;
+    let bids = async || {
+        let (bids, _) = world.book().await;
+        bids.into_iter().map(|(price, _)| price).collect::<Vec<_>>()
+    };
+    assert_eq!(bids().await, ["3.00", "1.00"]);
+    raw.connection.close(0_u32.into(), b"");
+    until_true("the order of the new session ends", async || {
+        bids().await == ["1.00"]
+    })
+    .await;
+    world.stop().await;
+}
+
 /// Checks that a client that sends these requests and reads nothing is disconnected, and that its
 /// orders are cancelled. `request` returns client sequence and message for a number from 2 on.
 async fn assert_slow_consumer_closed(request: impl Fn(u64) -> (u64, wire::ClientMessage)) {
@@ -1560,6 +1610,134 @@ async fn r345_slow_reader_is_disconnected_and_its_orders_cancelled() {
 #[tokio::test]
 async fn r345_a_client_that_reads_no_repeats_is_disconnected() {
     assert_slow_consumer_closed(|_| (1, wire_order(1, Side::Buy, 100, 1).into())).await;
+}
+
+/// Number of instruments whose definitions take 42 KiB per login.
+const INSTRUMENTS: usize = 400;
+
+/// A world with [`INSTRUMENTS`], and a client with a small receive window.
+async fn many_instruments(folder: &std::path::Path) -> (World, Raw) {
+    let registry = std::sync::Arc::new(testkit::Registry::default());
+    registry.list(bond(BOND));
+    for number in 1..INSTRUMENTS {
+        registry.list(bond(&format!("OTHER-{number}")));
+    }
+    let identity = std::sync::Arc::default();
+    let mut world = World::start(folder, Settings::default(), identity, registry).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    let mut transport = quinn::TransportConfig::default();
+    transport.stream_receive_window(65_536_u32.into());
+    let mut config = Raw::config(&world);
+    config.transport_config(std::sync::Arc::new(transport));
+    let connecting = Raw::to(world.gateway.trading_address(), config);
+    let raw = in_time("the handshake", connecting).await.unwrap();
+    (world, raw)
+}
+
+/// Waits until ann has this number of sessions. Sends heartbeats meanwhile and reads nothing.
+async fn until_opened(world: &World, raw: &mut Raw, sessions: u16) {
+    until_true("the sessions are open", async || {
+        raw.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+            .await;
+        replica_sessions(world, "ann", "").0 == u32::from(sessions)
+    })
+    .await;
+}
+
+/// H4: instruments of logins do not count as unread. A client that reads nothing is sent those of a
+/// few logins. The other logins are answered once it reads.
+// rows: R341
+#[tokio::test]
+async fn r341_logins_on_one_connection_are_answered_as_fast_as_the_client_reads() {
+    const SESSIONS: u16 = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let (world, mut raw) = many_instruments(folder.path()).await;
+    for channel in 0..SESSIONS {
+        let login = raw_login("ann", &format!("s-{channel}"), 0);
+        raw.send(channel, 0, login).await;
+    }
+    until_opened(&world, &mut raw, SESSIONS).await;
+    // The instruments of a later answer have the new phase.
+    let (_bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let halt = SetTradingPhaseRequest {
+        context: context(&unique()),
+        instrument_id: BOND.into(),
+        phase: TradingPhase::Halt.into(),
+        reason: "test".into(),
+    };
+    let mut supervisor = world.as_caller("sandbox.market-supervisor");
+    supervisor.set_trading_phase(halt).await.unwrap();
+    let phase = |message: &ServerMessage| match message {
+        ServerMessage::InstrumentDefinition(m) if m.id.as_str() == BOND => Some(m.phase),
+        _ => None,
+    };
+    until(&mut of_bob, |m| {
+        phase(m).filter(|phase| *phase == Phase::Halt)
+    })
+    .await;
+    let (mut answered, mut early) = (0, 0);
+    let mut definitions = [0; SESSIONS as usize];
+    while answered < SESSIONS {
+        let (header, message) = raw.next_with_heartbeats().await;
+        match message {
+            ServerMessage::InstrumentDefinition(_) => {
+                definitions[usize::from(header.channel)] += 1;
+                early += u16::from(phase(&message) == Some(Phase::Open));
+            }
+            ServerMessage::LoginAccepted(_) => {
+                assert_eq!(definitions[usize::from(header.channel)], INSTRUMENTS);
+                answered += 1;
+            }
+            ServerMessage::Disconnect(end) => panic!("{}", end.text.as_str()),
+            _ => {}
+        }
+    }
+    assert!((1..SESSIONS / 2).contains(&early), "{early}");
+    raw.send(SESSIONS - 1, 1, unknown()).await;
+    raw.until(|m| rejected(m).is_some()).await;
+    world.stop().await;
+}
+
+/// The session of a login that is not answered yet ends with its connection.
+// rows: R345
+#[tokio::test]
+async fn r345_the_orders_of_a_login_that_waits_for_its_client_are_cancelled_after_a_loss() {
+    const SESSIONS: u16 = 41;
+    let folder = tempfile::tempdir().unwrap();
+    let (world, mut raw) = many_instruments(folder.path()).await;
+    let guarded = LoginOptions {
+        cancel_on_disconnect: true,
+        ..with_money("ann", "guarded")
+    };
+    let (ann, mut of_ann) = world.session(guarded).await;
+    ann.send(0, wire_order(1, Side::Buy, 1_000, 1))
+        .await
+        .unwrap();
+    let placed = until(&mut of_ann, ack).await;
+    for channel in 1..SESSIONS {
+        let login = raw_login("ann", &format!("s-{channel}"), 0);
+        raw.send(channel, 0, login).await;
+    }
+    until_opened(&world, &mut raw, SESSIONS).await;
+    let again = wire::Login {
+        flags: wire::LOGIN_CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", "guarded", 0)
+    };
+    raw.send(0, 0, again).await;
+    let ended = until(&mut of_ann, |m| match m {
+        ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    });
+    assert_eq!(ended.await, DisconnectCode::TakenOver.code());
+    assert_open(&world, Some(placed)).await;
+    raw.connection.close(0_u32.into(), b"");
+    let id = placed.order_id.to_string();
+    until_true("the order of the lost session ends", async || {
+        world.order(&id).await.unwrap().cancel_reason == "CANCEL_ON_DISCONNECT"
+    })
+    .await;
+    world.stop().await;
 }
 
 /// The peer no longer sends packets, not even acknowledgements.
@@ -1660,6 +1838,72 @@ async fn r343_heartbeats_use_requested_interval_not_replace_login() {
     let code = DisconnectCode::LoginExpected.code();
     assert_eq!(idle.end().await.1, u64::from(code));
     beating.await.unwrap();
+    world.stop().await;
+}
+
+/// M11: QUIC's keep-alive does not extend the time to log in, with or without a stream.
+// rows: R343
+#[tokio::test]
+async fn r343_a_connection_without_a_stream_ends_at_the_login_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.login_timeout_ms = 3_000;
+    let world = World::with(folder.path(), settings).await;
+    let mut transport = quinn::TransportConfig::default();
+    transport.keep_alive_interval(Some(std::time::Duration::from_millis(100)));
+    let mut config = Raw::config(&world);
+    config.transport_config(std::sync::Arc::new(transport));
+    let endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = world.gateway.trading_address();
+    let connecting = endpoint.connect_with(config, address, "cfa-trade").unwrap();
+    let connection = in_time("the handshake", connecting).await.unwrap();
+    let ended = in_time("the exchange closes the connection", connection.closed()).await;
+    let quinn::ConnectionError::ApplicationClosed(close) = &ended else {
+        panic!("{ended}");
+    };
+    let code = DisconnectCode::LoginExpected.code();
+    assert_eq!(close.error_code.into_inner(), u64::from(code));
+    world.stop().await;
+}
+
+/// M11: one credential does not keep a connection open after its last session. A session that is
+/// left, and a new login, do.
+// rows: R343
+#[tokio::test]
+async fn r343_a_connection_without_a_session_ends_at_the_login_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.login_timeout_ms = 3_000;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    let of = |name| wire::Login {
+        heartbeat_ms: 4_000,
+        ..raw_login("ann", name, 0)
+    };
+    raw.login(0, of("a")).await;
+    raw.log_out(0).await;
+    raw.login(0, of("a")).await;
+    raw.login(1, of("b")).await;
+    raw.log_out(1).await;
+    // The server sends a heartbeat after 2 s without a message: two of them exceed the deadline.
+    for _ in 0..2 {
+        raw.until(|m| matches!(m, ServerMessage::ServerHeartbeat(_)))
+            .await;
+    }
+    raw.log_out(0).await;
+    let mut beat = bytes::BytesMut::new();
+    let message = wire::ClientMessage::from(wire::Heartbeat {});
+    wire::encode(&message, wire::CONNECTION_CHANNEL, 0, &mut beat);
+    until_true("the exchange closes the connection", async || {
+        raw.send.write_all(&beat).await.is_err()
+    })
+    .await;
+    let ended = raw.connection.close_reason();
+    let Some(quinn::ConnectionError::ApplicationClosed(close)) = &ended else {
+        panic!("{ended:?}");
+    };
+    let code = DisconnectCode::LoginExpected.code();
+    assert_eq!(close.error_code.into_inner(), u64::from(code));
     world.stop().await;
 }
 
