@@ -172,9 +172,22 @@ fn disconnect_codes_are_dense() {
     }
 }
 
+/// Every field has a meaning that fits a cell of a table.
+#[test]
+fn every_field_has_a_meaning() {
+    let layouts = ClientMessage::LAYOUTS.iter().chain(ServerMessage::LAYOUTS);
+    for layout in layouts {
+        for row in (layout.rows)() {
+            let (name, meaning) = (layout.name, row.meaning.trim());
+            assert!(meaning.ends_with('.'), "{name}.{}: {meaning}", row.field);
+            assert!(!meaning.contains('|'), "{name}.{}: {meaning}", row.field);
+        }
+    }
+}
+
 fn table(layout: &Layout) -> String {
     let rows = (layout.rows)();
-    let length = HEADER_LEN + rows.iter().map(|row| row.2).sum::<usize>();
+    let length = HEADER_LEN + rows.iter().map(|row| row.len).sum::<usize>();
     let mut out = format!(
         "#### `{:#04x}` {} ({length} bytes)\n\n{}\n",
         layout.kind,
@@ -182,11 +195,18 @@ fn table(layout: &Layout) -> String {
         layout.about.trim()
     );
     if !rows.is_empty() {
-        out.push_str("\n| offset | length | field | kind |\n|---:|---:|---|---|\n");
-        for (field, at, len, kind) in rows {
+        out.push_str("\n| offset | length | field | kind | meaning |\n|---:|---:|---|---|---|\n");
+        for row in rows {
+            let LayoutRow {
+                field,
+                offset,
+                len,
+                kind,
+                meaning,
+            } = row;
+            let (at, meaning) = (HEADER_LEN + offset, meaning.trim());
             out.push_str(&format!(
-                "| {} | {len} | `{field}` | {kind} |\n",
-                HEADER_LEN + at
+                "| {at} | {len} | `{field}` | {kind} | {meaning} |\n"
             ));
         }
     }
