@@ -3,7 +3,7 @@
 //! `docs/protocol.md` has the same table; a test compares them.
 
 use types::RejectReason;
-use wire::Rejected;
+use wire::{REQUEST_DONE, Rejected};
 
 /// Text of each reason, and the phrase for its limit value with `{limit}` in place of the value;
 /// no phrase for a reason without a limit. Indexed by code.
@@ -256,6 +256,18 @@ pub fn reason_text(reason: RejectReason, limit: u64) -> String {
     }
 }
 
+/// Describes the outcome of `TradingHold`, `OpenOrdersEnd` or `RetransmitEnd` with its limit value.
+/// `None` if the request was done.
+pub fn outcome_text(outcome: u8, limit: u64) -> Option<String> {
+    if outcome == REQUEST_DONE {
+        return None;
+    }
+    Some(match RejectReason::from_code(outcome) {
+        Some(reason) => reason_text(reason, limit),
+        None => format!("reject code {outcome}"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -318,6 +330,14 @@ mod tests {
         assert_eq!(reject_text(&refusal), expected);
         refusal.reason = RejectReason::UserBlocked;
         assert_eq!(reject_text(&refusal), "the user is blocked");
+    }
+
+    #[test]
+    fn an_outcome_has_the_text_of_its_reason() {
+        assert_eq!(outcome_text(REQUEST_DONE, 0), None);
+        let throttled = outcome_text(RejectReason::Throttle.code(), 150).unwrap();
+        assert!(throttled.ends_with("in 150 us"), "{throttled}");
+        assert_eq!(outcome_text(254, 0).unwrap(), "reject code 254");
     }
 
     /// The table of reject reasons in `docs/protocol.md`.

@@ -7,9 +7,9 @@ use crate::field::{Field, Text};
 use crate::frame::{Message, WireError};
 
 /// ALPN name of the protocol. Every change of a layout requires a new name and a new [`VERSION`].
-pub const ALPN: &[u8] = b"cfa-trade/2";
+pub const ALPN: &[u8] = b"cfa-trade/3";
 /// Version byte of the layouts below.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// One row of a layout table.
 pub struct LayoutRow {
@@ -342,6 +342,8 @@ messages! {
             drawn_minor: i64,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
         }
         /// Unnumbered. An open order, in its state after all messages of its session up to
         /// `node_sequence`.
@@ -379,6 +381,8 @@ messages! {
             count: u32,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
             /// Sequence in the exchange's journal of the last piece of the list; 0 if the request
             /// is refused.
             node_sequence: u64,
@@ -393,6 +397,8 @@ messages! {
             last: u64,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
         }
         /// Unnumbered, once per day and user, to the session whose message reaches 80 % of
         /// `allowed`. Above `allowed`, new orders and amends are throttled (`ORDER_TO_TRADE`). Each

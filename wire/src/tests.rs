@@ -28,7 +28,7 @@ fn bytes_of(message: impl Into<ClientMessage>, sequence: u64) -> BytesMut {
 
 #[test]
 fn golden_bytes_of_an_order() {
-    let expected = "37001002\
+    let expected = "37001003\
                     0500\
                     0900000000000000\
                     0807060504030201\
@@ -101,6 +101,7 @@ fn server_messages_round_trip() {
             undrawn_minor: 5,
             drawn_minor: 0,
             outcome: 255,
+            limit: 0,
         }
         .into(),
         Disconnect {

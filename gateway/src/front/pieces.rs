@@ -58,23 +58,25 @@ pub struct Range {
     fetched: VecDeque<Bytes>,
 }
 
-/// The answer to a refused request for open orders.
-pub fn listing_refused(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
+/// The answer to a refused request for open orders, with the limit value of the reason.
+pub fn listing_refused(wanted: &OpenOrders, reason: RejectReason, limit: u64) -> OpenOrdersEnd {
     OpenOrdersEnd {
         request_id: wanted.request_id,
         count: 0,
         outcome: reason.code(),
+        limit,
         node_sequence: 0,
     }
 }
 
-/// The answer to a refused retransmission.
-pub fn retransmit_refused(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
+/// The answer to a refused retransmission, with the limit value of the reason.
+pub fn retransmit_refused(wanted: &Retransmit, reason: RejectReason, limit: u64) -> RetransmitEnd {
     RetransmitEnd {
         request_id: wanted.request_id,
         first: wanted.first,
         last: wanted.last,
         outcome: reason.code(),
+        limit,
     }
 }
 
@@ -283,6 +285,7 @@ impl Front {
             request_id: listing.request_id,
             count: listing.count,
             outcome,
+            limit: 0,
             node_sequence,
         };
         self.with_owner(at, |link, owner| {
@@ -423,6 +426,7 @@ impl Range {
             first: self.first,
             last: self.last,
             outcome,
+            limit: 0,
         }
     }
 }

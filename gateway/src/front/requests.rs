@@ -128,10 +128,11 @@ impl State {
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
         if let Some(reason) = refusal {
-            let limit = match (reason, *link.user.channel(channel)) {
-                (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
-                _ => 0,
+            let at = match *link.user.channel(channel) {
+                Channel::Live(at) => Some(at),
+                _ => None,
             };
+            let limit = self.limit_of(reason, at);
             let refusal = rejected(self.now_ns, client_seq, name, reason, limit);
             send(link, now, channel, &refusal);
         }

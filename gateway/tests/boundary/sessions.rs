@@ -1420,6 +1420,64 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
     world.stop().await;
 }
 
+/// Requests without a client sequence count in the rate too. Above it their answers state the wait.
+// rows: R341
+#[tokio::test]
+async fn r341_answers_without_a_client_sequence_state_the_wait_above_the_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 1;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, raw_login("ann", "a", 0)).await;
+    let listing = |request_id| wire::OpenOrders {
+        request_id,
+        scope: 0,
+    };
+    // In one write: the first one uses up the rate of the next second.
+    let requests: [wire::ClientMessage; 4] = [
+        listing(1).into(),
+        listing(2).into(),
+        wire::Retransmit {
+            request_id: 3,
+            first: 1,
+            last: 1,
+        }
+        .into(),
+        wire::SetTradingHold {
+            request_id: 4,
+            asset: 0,
+            undrawn_minor: 1,
+        }
+        .into(),
+    ];
+    let mut out = bytes::BytesMut::new();
+    for request in &requests {
+        wire::encode(request, 0, 0, &mut out);
+    }
+    raw.send.write_all(&out).await.unwrap();
+    let mut answers = std::collections::BTreeMap::new();
+    while answers.len() < requests.len() {
+        let (request_id, outcome, limit) = match raw.next_with_heartbeats().await.1 {
+            ServerMessage::OpenOrdersEnd(end) => (end.request_id, end.outcome, end.limit),
+            ServerMessage::RetransmitEnd(end) => (end.request_id, end.outcome, end.limit),
+            ServerMessage::TradingHold(hold) => (hold.request_id, hold.outcome, hold.limit),
+            _ => continue,
+        };
+        answers.insert(request_id, (outcome, limit));
+    }
+    assert_eq!(answers[&1], (wire::REQUEST_DONE, 0));
+    for request_id in 2..=4 {
+        let (outcome, wait_us) = answers[&request_id];
+        assert_eq!(outcome, RejectReason::Throttle.code(), "{request_id}");
+        assert!(
+            (1..=1_000_000).contains(&wait_us),
+            "{request_id}: {wait_us}"
+        );
+    }
+    world.stop().await;
+}
+
 // rows: R345
 #[tokio::test]
 async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
