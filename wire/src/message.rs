@@ -383,8 +383,8 @@ messages! {
             outcome: u8,
             /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
             limit: u64,
-            /// Sequence in the exchange's journal of the last piece of the list; 0 if the request
-            /// is refused.
+            /// Sequence in the exchange's journal of which the list is: it has the orders that were
+            /// open after it. 0 if the request is refused.
             node_sequence: u64,
         }
         /// Unnumbered. Answer to `Retransmit`, after the retransmitted messages.

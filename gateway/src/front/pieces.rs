@@ -38,6 +38,8 @@ pub struct Listing {
     session: Option<SessionIx>,
     /// The orders to list, determined by the first piece.
     handles: Option<Arc<[Handle]>>,
+    /// Sequence of the first piece: the list has the orders that were open after it.
+    as_of: u64,
     /// Index of the next order in `handles`.
     next: usize,
     /// Number of orders sent.
@@ -155,6 +157,7 @@ impl State {
             user: session.user,
             session: (wanted.scope == 0).then_some(session.ix),
             handles: None,
+            as_of: 0,
             next: 0,
             count: 0,
             is_fetching: false,
@@ -271,22 +274,28 @@ impl Front {
             return;
         };
         listing.is_fetching = false;
-        let (is_over, outcome, messages, node_sequence) = match piece {
+        let (is_over, outcome, messages) = match piece {
             Ok(piece) => {
+                if listing.handles.is_none() {
+                    listing.as_of = piece.node_sequence;
+                }
                 listing.next = piece.next;
                 listing.count += piece.messages.len() as u32;
                 let is_over = piece.next == piece.handles.len();
                 listing.handles = Some(piece.handles);
-                (is_over, REQUEST_DONE, piece.messages, piece.node_sequence)
+                (is_over, REQUEST_DONE, piece.messages)
             }
-            Err(reason) => (true, reason.code(), Vec::new(), 0),
+            Err(reason) => {
+                listing.as_of = 0;
+                (true, reason.code(), Vec::new())
+            }
         };
         let end = OpenOrdersEnd {
             request_id: listing.request_id,
             count: listing.count,
             outcome,
             limit: 0,
-            node_sequence,
+            node_sequence: listing.as_of,
         };
         self.with_owner(at, |link, owner| {
             send_pulled(

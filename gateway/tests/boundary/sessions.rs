@@ -73,7 +73,7 @@ async fn r343_a_client_asks_for_its_open_orders() {
     assert!(
         orders
             .iter()
-            .all(|order| order.node_sequence <= end.node_sequence)
+            .all(|order| order.node_sequence >= end.node_sequence)
     );
     let one = orders[0];
     let shown = (one.side, one.price_ticks, one.quantity_lots, one.open_lots);
@@ -84,6 +84,57 @@ async fn r343_a_client_asks_for_its_open_orders() {
         (orders.len() as u64, end.outcome),
         (ORDERS, wire::REQUEST_DONE)
     );
+    world.stop().await;
+}
+
+/// Of the orders that enter while a list is sent, the list has those up to the sequence in its end.
+// rows: R343
+#[tokio::test]
+async fn r343_a_list_of_open_orders_has_the_orders_up_to_its_sequence() {
+    const BEFORE: u64 = 2_500;
+    const MEANWHILE: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::unthrottled()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=BEFORE {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        if id % 500 == 0 {
+            until(&mut of_ann, |m| {
+                ack(m).filter(|ack| ack.client_order_id == id)
+            })
+            .await;
+        }
+    }
+    let wanted = wire::OpenOrders {
+        request_id: 1,
+        scope: 0,
+    };
+    ann.send(0, wanted).await.unwrap();
+    for id in BEFORE + 1..=BEFORE + MEANWHILE {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+    }
+    let (mut listed, mut entered, mut end) = (Vec::new(), Vec::new(), None);
+    while end.is_none() || entered.len() < MEANWHILE as usize {
+        match next_report(&mut of_ann).await.message {
+            ServerMessage::OpenOrder(order) => listed.push(order.client_order_id),
+            ServerMessage::OpenOrdersEnd(last) => end = Some(last),
+            ServerMessage::OrderAck(ack) => entered.push((ack.client_order_id, ack.node_sequence)),
+            ServerMessage::Rejected(refused) => panic!("{refused:?}"),
+            _ => {}
+        }
+    }
+    let end = end.unwrap();
+    let counted = (end.outcome, end.count as usize);
+    assert_eq!(counted, (wire::REQUEST_DONE, listed.len()));
+    listed.sort_unstable();
+    let earlier = entered.iter();
+    let earlier = earlier.filter(|(_, sequence)| *sequence <= end.node_sequence);
+    let earlier = earlier.map(|(id, _)| *id);
+    assert_eq!(listed, (1..=BEFORE).chain(earlier).collect::<Vec<_>>());
     world.stop().await;
 }
 
