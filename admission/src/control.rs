@@ -211,7 +211,7 @@ impl Admission {
         };
         // An explicit group belongs to its first user: no other user may cancel orders through it.
         if let Some(group) = r.stp_group
-            && self.owner_of(group).is_some_and(|owner| owner != r.user)
+            && self.group_owner(group).is_some_and(|owner| owner != r.user)
         {
             return Err(RejectReason::NotOwner.into());
         }

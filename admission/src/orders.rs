@@ -20,6 +20,16 @@ use crate::state::{HoldBalance, OpenOrder};
 
 /// A user with fewer open orders may take any free slot (`design.md` 7).
 const FEW_ORDERS: u32 = 1_000;
+/// A price that is not positive or above the maximum, which is the limit of the refusal.
+const PRICE_TICK: Reject = Reject::with(
+    RejectReason::PriceTick,
+    RejectDetails::Max(Ticks::ORDER_MAX.0.unsigned_abs()),
+);
+/// A quantity that is zero or above the maximum, which is the limit of the refusal.
+const QUANTITY_LOT: Reject = Reject::with(
+    RejectReason::QuantityLot,
+    RejectDetails::Max(Lots::ORDER_MAX.0),
+);
 
 impl Admission {
     /// Writes the command in place: a copy right after its fields are written would stall.
@@ -139,12 +149,12 @@ impl Admission {
     ) -> Result<Option<Ticks>, Reject> {
         let given = match r.price {
             Some(price) if !(1..=Ticks::ORDER_MAX.0).contains(&price.0) => {
-                return Err(RejectReason::PriceTick.into());
+                return Err(PRICE_TICK);
             }
             given => given,
         };
         match (r.order_type, given) {
-            (OrderType::Limit, None) => Err(RejectReason::PriceTick.into()),
+            (OrderType::Limit, None) => Err(PRICE_TICK),
             (OrderType::Limit, given) => Ok(given),
             (OrderType::Market, Some(price)) => Ok(Some(match r.side {
                 Side::Buy => price.min(spec.band_high),
@@ -335,7 +345,7 @@ impl Admission {
             MassScope::User(user) => user == r.user,
             MassScope::Session(session) => self.session(session).is_some_and(|s| s.user == r.user),
             MassScope::Group(group) => {
-                group == types::StpGroup::of_user(r.user) || self.owner_of(group) == Some(r.user)
+                group == types::StpGroup::of_user(r.user) || self.group_owner(group) == Some(r.user)
             }
         };
         if !own && !r.user.is_none() {
@@ -445,7 +455,7 @@ fn check_form(r: &NewRequest, now_ns: u64) -> Result<(), Reject> {
         return Err(RejectReason::InvalidCombination.into());
     }
     if r.quantity.is_zero() || r.quantity > Lots::ORDER_MAX {
-        return Err(RejectReason::QuantityLot.into());
+        return Err(QUANTITY_LOT);
     }
     if r.time_in_force == TimeInForce::Gtd {
         if r.expire_at_ns <= now_ns {
@@ -467,12 +477,10 @@ fn check_amend_form(r: &AmendRequest, order: &OpenOrder) -> Result<(), Reject> {
     if let Some(price) = r.price
         && !(1..=Ticks::ORDER_MAX.0).contains(&price.0)
     {
-        return Err(RejectReason::PriceTick.into());
+        return Err(PRICE_TICK);
     }
     match r.quantity {
-        Some(quantity) if quantity.is_zero() || quantity > Lots::ORDER_MAX => {
-            Err(RejectReason::QuantityLot.into())
-        }
+        Some(quantity) if quantity.is_zero() || quantity > Lots::ORDER_MAX => Err(QUANTITY_LOT),
         Some(quantity) if quantity <= order.filled() => Err(RejectReason::InvalidAmend.into()),
         _ => Ok(()),
     }

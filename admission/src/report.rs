@@ -54,7 +54,7 @@ pub enum ReportBody {
     Rejected {
         request: RequestKind,
         reason: RejectReason,
-        /// [`crate::Reject::limit`].
+        /// [`crate::Reject::limit`]; of the book's `PRICE_BAND` the band's limit, in ticks.
         limit: u64,
     },
     Filled {
@@ -368,12 +368,12 @@ impl Admission {
                 self.report_in_place(brief.subject, instrument, cause.client_seq, body, to);
             }
             Event::Rejected(event) => {
+                let order = touched_order(touched);
                 let body = ReportBody::Rejected {
                     request: RequestKind::New,
                     reason: event.reason,
-                    limit: 0,
+                    limit: self.book_limit(event.reason, instrument, order.price),
                 };
-                let order = touched_order(touched);
                 self.report_out_of_line(order.subject, instrument, cause.client_seq, body, to);
             }
             Event::Trade(event) => self.report_trade(e, event, touched, to),
@@ -489,19 +489,43 @@ impl Admission {
         reason: RejectReason,
         to: &mut impl ReportSink,
     ) {
-        let open = self.order(handle);
+        let (client_order_id, mut price) = match self.order(handle) {
+            Some(open) => (open.client_order_id, open.price),
+            None => (0, Ticks::ZERO),
+        };
+        if cause.amended_price != Ticks::ZERO {
+            price = cause.amended_price;
+        }
         let subject = Subject {
             session: cause.session,
-            client_order_id: open.map_or(0, |order| order.client_order_id),
+            client_order_id,
             handle,
         };
-        let limit = 0;
+        let limit = self.book_limit(reason, instrument, price);
         let body = ReportBody::Rejected {
             request,
             reason,
             limit,
         };
         self.report_out_of_line(subject, instrument, cause.client_seq, body, to);
+    }
+
+    /// Limit value of a refusal by the book, 0 for none: for `PRICE_BAND` the limit of the band
+    /// that the price exceeds, in ticks; for `PRICE_TICK` and `QUANTITY_LOT` the maximum.
+    ///
+    /// The band is that of the refusal: a change of an instrument waits until no command is in
+    /// flight. So a live message has the same limit as one that is rebuilt from the journal.
+    #[cold]
+    fn book_limit(&self, reason: RejectReason, instrument: InstrumentIx, price: Ticks) -> u64 {
+        let spec = &self.tables.instruments[instrument.index()].spec;
+        let ticks = match reason {
+            RejectReason::PriceBand if price < spec.band_low => spec.band_low,
+            RejectReason::PriceBand => spec.band_high,
+            RejectReason::PriceTick => Ticks::ORDER_MAX,
+            RejectReason::QuantityLot => return Lots::ORDER_MAX.0,
+            _ => return 0,
+        };
+        u64::try_from(ticks.0).unwrap_or(0)
     }
 
     /// Numbers a message. Inlined, so that frequent messages are built where the sink stores them.

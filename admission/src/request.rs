@@ -395,7 +395,8 @@ pub enum RejectDetails {
     },
     /// Maximum count.
     MaxCount(u32),
-    /// Maximum of one order, in lots or minor units; of a rate or quota, microseconds to wait.
+    /// Maximum of one order, in lots, ticks or minor units; of a rate or quota, microseconds to
+    /// wait.
     Max(u64),
     /// What is left of the day's budget (zero if none is known), and what was needed.
     Budget {
@@ -423,8 +424,9 @@ impl Reject {
         Self { reason, details }
     }
 
-    /// Limit value of the reason, 0 for none: a count, a quantity in lots, an amount in minor units
-    /// (of an order's bound, or left in the hold or budget), or microseconds to wait.
+    /// Limit value of the reason, 0 for none: a count, a quantity in lots, a price in ticks, an
+    /// amount in minor units (of an order's bound, or left in the hold or budget), or microseconds
+    /// to wait.
     pub fn limit(&self) -> u64 {
         match self.details {
             RejectDetails::MaxCount(count) => u64::from(count),

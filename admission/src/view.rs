@@ -83,7 +83,7 @@ impl Admission {
     }
 
     /// Number of open orders of an instrument, those in flight to its book included.
-    pub fn open_orders(&self, instrument: InstrumentIx) -> u32 {
+    pub fn open_orders_of(&self, instrument: InstrumentIx) -> u32 {
         self.tables
             .instruments
             .get(instrument.index())
@@ -149,7 +149,7 @@ impl Admission {
     }
 
     /// User to whom an explicit self-trade group belongs.
-    pub(crate) fn owner_of(&self, group: StpGroup) -> Option<UserIx> {
+    pub(crate) fn group_owner(&self, group: StpGroup) -> Option<UserIx> {
         self.groups.get(&group).map(|row| row.owner)
     }
 

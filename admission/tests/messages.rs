@@ -57,6 +57,79 @@ fn settled(posted: Sequence, finalized: Sequence) -> Request {
     }
 }
 
+/// Reason and limit of the only message, which refuses a request.
+fn refusal(reports: &[Report]) -> (RejectReason, u64) {
+    match reports {
+        [
+            Report {
+                body: ReportBody::Rejected { reason, limit, .. },
+                ..
+            },
+        ] => (*reason, *limit),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_for_the_price_band_reports_the_limit_that_the_price_exceeds() {
+    let mut market = Market::small();
+    let session = market.session(UserIx(ALICE), 77);
+    let banded = InstrumentSpec::new(&InstrumentParams {
+        decimals: 2,
+        band_low: Ticks(9_000),
+        band_high: Ticks(11_000),
+        ..InstrumentParams::new(InstrumentId::new("BOND-1").unwrap())
+    });
+    market.instrument(banded.unwrap());
+    let mut placed = |client_seq, price| {
+        let new = order(session, client_seq, limit(ALICE, Side::Buy, price, 1));
+        market.messages_of(new)
+    };
+    let band = RejectReason::PriceBand;
+    assert_eq!(refusal(&placed(1, 8_999)), (band, 9_000));
+    assert_eq!(refusal(&placed(2, 11_001)), (band, 11_000));
+    let accepted = placed(3, 9_500)[0].handle;
+
+    let change = |client_seq, price: Option<i64>, quantity: Option<u64>| {
+        Request::Amend(AmendRequest {
+            order: OrderRef::Handle(accepted),
+            user: UserIx(ALICE),
+            session,
+            client_seq,
+            price: price.map(Ticks),
+            quantity: quantity.map(Lots),
+            new_client_order_id: 0,
+            limit_checked: false,
+            key_hash: Id128::NONE,
+        })
+    };
+    let above = market.messages_of(change(4, Some(12_000), None));
+    assert_eq!(refusal(&above), (band, 11_000));
+    let below = market.messages_of(change(5, Some(1), None));
+    assert_eq!(refusal(&below), (band, 9_000));
+    // The band has moved away from the order: it may not grow.
+    let moved = InstrumentParams {
+        decimals: 2,
+        band_low: Ticks(10_000),
+        band_high: Ticks(11_000),
+        ..InstrumentParams::new(InstrumentId::new("BOND-1").unwrap())
+    };
+    market.instrument(InstrumentSpec::new(&moved).unwrap());
+    let grown = market.messages_of(change(6, None, Some(2)));
+    assert_eq!(refusal(&grown), (band, 10_000));
+    // Other refusals of the book have no limit.
+    let halt = Request::SetPhase {
+        instrument: InstrumentIx(0),
+        phase: Phase::Halt,
+        cancel_orders: false,
+        lifts_halt: false,
+        key_hash: Id128::NONE,
+    };
+    market.execute(halt).unwrap();
+    let halted = market.messages_of(change(7, None, Some(3)));
+    assert_eq!(refusal(&halted), (RejectReason::InstrumentHalted, 0));
+}
+
 #[test]
 fn every_session_of_the_user_gets_the_hold_after_a_funding() {
     let mut market = Market::small();

@@ -883,11 +883,21 @@ fn bad_numbers_and_combinations_are_refused() {
         ),
     ];
     for (request, reason) in cases {
-        assert_eq!(
-            market.refuse(Request::New(request)).reason,
-            reason,
-            "{request:?}"
-        );
+        let reject = market.refuse(Request::New(request));
+        assert_eq!(reject.reason, reason, "{request:?}");
+        let is_number = matches!(reason, RejectReason::PriceTick | RejectReason::QuantityLot);
+        let most = if is_number { 1 << 40 } else { 0 };
+        assert_eq!(reject.limit(), most, "{request:?}");
+    }
+    let placed = market.place(base);
+    let most = Ticks::ORDER_MAX.0 + 1;
+    for (price, quantity) in [
+        (Some(0), None),
+        (Some(most), None),
+        (None, Some(most as u64)),
+    ] {
+        let reject = market.refuse(amend(ALICE, placed, price, quantity));
+        assert_eq!(reject.limit(), 1 << 40, "{reject:?}");
     }
 }
 

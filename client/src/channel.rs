@@ -184,7 +184,8 @@ impl Channel {
         Ok(SequenceCheck::Next)
     }
 
-    /// Applies the server's answer to a login. Only the option `from_now` may skip numbers.
+    /// Applies the server's answer to a login. Only the first login may skip numbers, with the
+    /// option `from_now`. A resume may not: the skipped messages may be reports of its requests.
     ///
     /// # Errors
     /// [`Error::Gap`]: numbered messages are missing.
@@ -198,6 +199,7 @@ impl Channel {
             });
         }
         self.last_sequence = info.next_sequence - 1;
+        self.options.from_now = false;
         if info.last_client_seq >= self.next_client_seq {
             // The server has seen every request of this client, so none is sent again.
             self.unanswered.clear();

@@ -37,5 +37,5 @@ pub use connection::{Connection, Reports};
 pub use error::Error;
 pub use login::LoginOptions;
 pub use sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
-pub use text::reject_text;
+pub use text::{outcome_text, reason_text, reject_text};
 pub use trust::Trust;

@@ -13,7 +13,8 @@ pub struct LoginOptions {
     pub session_name: String,
     /// Cancel the session's open orders if it is not back within the grace period after a loss.
     pub cancel_on_disconnect: bool,
-    /// Skip messages numbered before this login.
+    /// Skip messages numbered before the first login. A resume skips none. Ignored if
+    /// `last_sequence` is not 0.
     pub from_now: bool,
     /// Last number received by an earlier run of this client.
     pub last_sequence: u64,

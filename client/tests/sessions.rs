@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use client::{Error, Event, LoginOptions, Sessions};
 use types::{Id128, Side};
 use wire::{
-    CONNECTION_CHANNEL, Cancel, ClientMessage, Disconnect, DisconnectCode, LoginAccepted, NewOrder,
-    OrderAck, ServerHeartbeat, ServerMessage, Text, append, parse,
+    CONNECTION_CHANNEL, Cancel, ClientMessage, Disconnect, DisconnectCode, LOGIN_FROM_NOW,
+    LoginAccepted, NewOrder, OrderAck, ServerHeartbeat, ServerMessage, Text, append, parse,
 };
 
 fn accepted(last_client_seq: u64, next_sequence: u64, heartbeat_ms: u32) -> ServerMessage {
@@ -125,6 +125,14 @@ impl Client {
         .collect()
     }
 
+    /// Last sequence and flags of the only login that was sent.
+    fn sent_login(&mut self) -> (u64, u8) {
+        match self.sent().as_slice() {
+            [(_, _, ClientMessage::Login(login))] => (login.last_sequence, login.flags),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Connects again and logs every session in.
     fn reconnect(&mut self) {
         self.sessions.disconnected();
@@ -186,6 +194,63 @@ fn r343_a_resume_sends_what_was_not_seen_before_anything_new() {
         })
         .collect();
     assert_eq!(ids, [(0, 2, 3), (1, 2, 4), (0, 3, 5)]);
+}
+
+/// The connection of a new session is lost before its first message. Its resume requests every
+/// message, although none was received: the option applies to the first login only.
+// rows: R343
+#[test]
+fn r343_a_resume_of_a_login_from_now_skips_no_message() {
+    let mut client = Client::new();
+    let options = LoginOptions {
+        from_now: true,
+        ..LoginOptions::new("token", "a session")
+    };
+    client.sessions.login(0, options).unwrap();
+    assert_eq!(client.sent_login(), (0, LOGIN_FROM_NOW));
+    assert!(client.receive(0, 0, &accepted(0, 1, 1_000)).is_ok());
+    assert_eq!(client.sessions.send(0, &order(1)).unwrap(), Some(1));
+    assert_eq!(client.sent().len(), 1);
+
+    client.reconnect();
+    assert_eq!(client.sent_login(), (0, 0));
+    // A server that skips the order's report is found out.
+    let skipped = client.receive(0, 0, &accepted(1, 2, 1_000));
+    let Ok(Event::LoginFailed { channel: 0, error }) = skipped else {
+        panic!("{skipped:?}");
+    };
+    assert!(
+        matches!(
+            error,
+            Error::Gap {
+                expected: 1,
+                got: 2
+            }
+        ),
+        "{error:?}"
+    );
+
+    client.reconnect();
+    assert_eq!(client.sent_login(), (0, 0));
+    assert!(client.receive(0, 0, &accepted(1, 1, 1_000)).is_ok());
+    assert!(matches!(client.receive(0, 1, &ack(1)), Ok(Event::Report(r)) if r.sequence == 1));
+}
+
+/// A session that exists already skips its old messages once, and resumes after the last number.
+// rows: R343
+#[test]
+fn r343_a_login_from_now_skips_the_messages_before_it() {
+    let mut client = Client::new();
+    let options = LoginOptions {
+        from_now: true,
+        ..LoginOptions::new("token", "a session")
+    };
+    client.sessions.login(0, options).unwrap();
+    client.sent();
+    assert!(client.receive(0, 0, &accepted(9, 58, 1_000)).is_ok());
+    assert_eq!(client.sessions.last_sequence(0), 57);
+    client.reconnect();
+    assert_eq!(client.sent_login(), (57, 0));
 }
 
 #[test]

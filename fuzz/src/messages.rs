@@ -63,7 +63,7 @@ macro_rules! direction {
             let mut seeds = Vec::new();
             for layout in $set::LAYOUTS {
                 let rows = (layout.rows)();
-                let length: usize = rows.iter().map(|(_, _, length, _)| length).sum();
+                let length: usize = rows.iter().map(|row| row.len).sum();
                 for body in [vec![0; length], vec![1; length], random.bytes(length)] {
                     seeds.push(stream(layout.kind, &body));
                 }

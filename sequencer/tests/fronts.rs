@@ -23,8 +23,9 @@ use types::command::{
     BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
 };
 use types::{
-    AssetIx, CancelReason, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots, Minor, NodeId,
-    RejectReason, Sequence, SessionIx, Side, TimeInForce, UserIx,
+    AssetIx, CancelReason, Handle, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, RejectReason, Sequence, SessionIx, Side,
+    Ticks, TimeInForce, UserIx,
 };
 
 /// Reports that a front received, in order.
@@ -161,8 +162,8 @@ async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Mes
     all
 }
 
-/// Requests of funding and settlement between the sessions' orders.
-fn hold_or_settlement_request(
+/// Requests of funding, settlement and the registry between the sessions' orders.
+fn platform_request(
     desk: &Desk,
     sessions: [SessionIx; 2],
     number: u64,
@@ -190,6 +191,13 @@ fn hold_or_settlement_request(
             funding_seq: 2 + number,
             key_hash: Id128::NONE,
         })),
+        6 => {
+            let banded = InstrumentSpec::new(&InstrumentParams {
+                band_high: Ticks(10_018 + i64::try_from(number % 3).expect("small")),
+                ..InstrumentParams::new(InstrumentId::new("BOND-0").expect("id"))
+            });
+            Some(Request::SetInstrument(banded.expect("consistent")))
+        }
         9 => Some(Request::Defund {
             hold,
             amount_minor: Minor(700),
@@ -261,7 +269,7 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             };
             ask(&mut front, &mut seen, tagged(number), request);
             // While orders are in flight on both engines.
-            if let Some(request) = hold_or_settlement_request(&desk, sessions, number, &seen) {
+            if let Some(request) = platform_request(&desk, sessions, number, &seen) {
                 desk.port.submit(request, Reply::None).expect("room");
             }
         }
@@ -287,6 +295,15 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             count(|body| matches!(body, ReportBody::HoldChanged { .. })),
             count(|body| matches!(body, ReportBody::Settled { .. })),
             count(|body| matches!(body, ReportBody::Busted { .. })),
+            count(|body| {
+                matches!(
+                    body,
+                    ReportBody::Rejected {
+                        limit: 10_018..10_021,
+                        ..
+                    }
+                )
+            }),
         ];
         assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
         let mut numbers = [0, 0];

@@ -901,6 +901,8 @@ pub struct Cause {
     pub key_hash: Id128,
     /// [`Amend::new_client_order_id`], 0 for none.
     pub new_client_order_id: u64,
+    /// [`Amend::price`], zero for none.
+    pub amended_price: Ticks,
     pub request: RequestKind,
 }
 
@@ -909,9 +911,9 @@ impl Cause {
     pub fn of(envelope: &Envelope) -> Self {
         let command = &envelope.command;
         let (session, client_seq, key_hash, request) = command.origin();
-        let new_client_order_id = match command {
-            Command::Amend(c) => c.new_client_order_id,
-            _ => 0,
+        let (new_client_order_id, amended_price) = match command {
+            Command::Amend(c) => (c.new_client_order_id, c.price.unwrap_or(Ticks::ZERO)),
+            _ => (0, Ticks::ZERO),
         };
         Self {
             sequence: envelope.sequence,
@@ -921,6 +923,7 @@ impl Cause {
             client_seq,
             key_hash,
             new_client_order_id,
+            amended_price,
             request,
         }
     }

@@ -6,7 +6,8 @@
 //! A message is a header and a body of fixed length per type, all little-endian. A message that
 //! violates its layout is a [`WireError`]: the receiver closes the connection and changes no state.
 //! Invariant: decoding an encoded message returns the same message. A test compares the tables in
-//! `docs/protocol.md` with [`ClientMessage::LAYOUTS`] and [`ServerMessage::LAYOUTS`].
+//! `docs/protocol.md`, with the meaning of each field, with [`ClientMessage::LAYOUTS`] and
+//! [`ServerMessage::LAYOUTS`].
 //!
 //! | file | what |
 //! |---|---|

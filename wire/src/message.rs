@@ -7,12 +7,21 @@ use crate::field::{Field, Text};
 use crate::frame::{Message, WireError};
 
 /// ALPN name of the protocol. Every change of a layout requires a new name and a new [`VERSION`].
-pub const ALPN: &[u8] = b"cfa-trade/2";
+pub const ALPN: &[u8] = b"cfa-trade/3";
 /// Version byte of the layouts below.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
-/// One row of a layout table: field, offset in the body, length, kind.
-pub type LayoutRow = (&'static str, usize, usize, &'static str);
+/// One row of a layout table.
+pub struct LayoutRow {
+    pub field: &'static str,
+    /// Offset in the body, in bytes.
+    pub offset: usize,
+    /// Bytes of the field.
+    pub len: usize,
+    pub kind: &'static str,
+    /// The field's doc comment.
+    pub meaning: &'static str,
+}
 
 /// A message type, as shown in `docs/protocol.md`.
 pub struct Layout {
@@ -26,14 +35,14 @@ macro_rules! messages {
     ($(
         $(#[$set_meta:meta])* $set:ident {
             $( $(#[doc = $about:literal])+ $kind:literal $name:ident {
-                $( $(#[$field_meta:meta])* $field:ident : $type:ty ),* $(,)?
+                $( $(#[doc = $meaning:literal])+ $field:ident : $type:ty ),* $(,)?
             } )+
         }
     )+) => {
         $($(
             $(#[doc = $about])+
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-            pub struct $name { $( $(#[$field_meta])* pub $field: $type ),* }
+            pub struct $name { $( $(#[doc = $meaning])+ pub $field: $type ),* }
 
             impl $name {
                 pub const KIND: u8 = $kind;
@@ -66,8 +75,14 @@ macro_rules! messages {
                 fn rows() -> Vec<LayoutRow> {
                     let mut at = 0;
                     let rows = vec![$({
-                        let row = (stringify!($field), at, <$type as Field>::LEN, <$type as Field>::KIND);
-                        at += <$type as Field>::LEN;
+                        let row = LayoutRow {
+                            field: stringify!($field),
+                            offset: at,
+                            len: <$type as Field>::LEN,
+                            kind: <$type as Field>::KIND,
+                            meaning: concat!($($meaning),+),
+                        };
+                        at += row.len;
                         row
                     }),*];
                     rows
@@ -124,24 +139,25 @@ messages! {
     /// Messages of the client. Requests that act (`NewOrder` to `MassCancel`, `CancelAllAfter`)
     /// carry their client sequence in the header.
     ClientMessage {
-        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number
-        /// received on this session, 0 for none.
+        /// Opens a session on the header's channel (0 to 63).
         0x01 Login {
             /// Bearer credential, the same as on the RPC ports.
             token: Text<1024>,
-            /// Names the session across connections, unique per user.
+            /// Names the session across connections, unique per user. Not empty, without control
+            /// characters.
             session_name: Text<32>,
+            /// Last number received on this session, 0 for none. Ignored with *from now*.
             last_sequence: u64,
-            /// Bit 0 cancel on disconnect, bit 1 from now.
+            /// Sum of 1 = cancel on disconnect, 2 = *from now*.
             flags: u8,
-            /// Heartbeat interval: longest silence before the connection ends. 0 = the server's
-            /// default.
+            /// Heartbeat interval in milliseconds: longest silence before the connection ends. 0 =
+            /// the server's default.
             heartbeat_ms: u32,
-            /// Self-trade prevention group of the session's orders. 0 = the user's own. Other
-            /// groups are refused unless the exchange allows them.
+            /// Self-trade prevention group of the session's orders, below 2147483647. 0 = the
+            /// user's own. Other groups are refused unless the exchange allows them.
             stp_group: u32,
             /// Undrawn amount of the user's CFA-RUB trading hold after the login, in kopecks. 0 =
-            /// unchanged.
+            /// unchanged. Not negative.
             money_hold_minor: i64,
         }
         /// Ends the session: the server answers with `Disconnect` 0 on its channel. Open orders
@@ -153,41 +169,53 @@ messages! {
         0x10 NewOrder {
             /// Chosen by the client, unique among the user's open orders, not 0.
             client_order_id: u64,
+            /// Instrument number of `InstrumentDefinition`.
             instrument: u32,
+            /// Buy or sell.
             side: Side,
+            /// Limit or market.
             order_type: OrderType,
+            /// How long the order stays: see Orders.
             time_in_force: TimeInForce,
+            /// What happens when the order meets an order of its own self-trade prevention group.
             stp: StpMode,
-            /// Bit 0 post only.
+            /// 1 = post only, 0 = none.
             flags: u8,
-            /// Limit price; for a market order its protection price or 0.
+            /// Limit price, 1 to 2^40 ticks. Of a market order its protection price, 0 = the
+            /// exchange's.
             price_ticks: i64,
+            /// Quantity, 1 to 2^40 lots.
             quantity_lots: u64,
-            /// Nanoseconds since 1970 for GTD, else 0.
+            /// Expiry of a GTD order, nanoseconds since 1970; 0 for other orders.
             expire_at_ns: u64,
         }
-        /// Cancels one order, named by `engine_order_id` or, if that is 0, by `client_order_id`.
+        /// Cancels one order of the user.
         0x11 Cancel {
+            /// Names the order if `engine_order_id` is 0.
             client_order_id: u64,
+            /// Names the order; 0 = by `client_order_id`.
             engine_order_id: u64,
         }
         /// Changes an order, named as in `Cancel`. The order keeps its queue priority if the price
         /// is unchanged and the quantity is not larger.
         0x12 Amend {
+            /// Names the order if `engine_order_id` is 0.
             client_order_id: u64,
+            /// Names the order; 0 = by `client_order_id`.
             engine_order_id: u64,
-            /// 0 = unchanged.
+            /// New limit price, 1 to 2^40 ticks; 0 = unchanged.
             price_ticks: i64,
-            /// New total, filled quantity included; 0 = unchanged.
+            /// New total, filled quantity included, at most 2^40 lots; 0 = unchanged.
             quantity_lots: u64,
             /// New client order id, unique among the user's open orders; 0 = unchanged.
             new_client_order_id: u64,
         }
-        /// Cancels every open order in the scope: 0 = this session, 1 = this user, 2 = this
-        /// session's self-trade prevention group.
+        /// Cancels every open order in the scope.
         0x13 MassCancel {
+            /// 0 = of this session, 1 = of this user, 2 = of this session's self-trade prevention
+            /// group.
             scope: u8,
-            /// 4294967295 = every instrument.
+            /// Instrument number; 4294967295 = every instrument.
             instrument: u32,
             /// 0 buy, 1 sell, 255 both.
             side: u8,
@@ -199,7 +227,7 @@ messages! {
             request_id: u32,
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,
-            /// Kopecks, or 10^-decimals of a unit.
+            /// Kopecks, or 10^-decimals of a unit. Not negative.
             undrawn_minor: i64,
         }
         /// Starts, restarts or stops the session's dead man's switch. The session's open orders are
@@ -221,8 +249,10 @@ messages! {
         0x17 Retransmit {
             /// Echoed in `RetransmitEnd`.
             request_id: u32,
+            /// First number of the range, at least 1.
             first: u64,
-            /// At most the last number sent on this connection.
+            /// Last number of the range, at most 4,095 after `first`, and at most the last number
+            /// that the server has sent.
             last: u64,
         }
     }
@@ -232,15 +262,19 @@ messages! {
         /// Unnumbered. The login is accepted. Instrument definitions precede this message. The
         /// numbered messages after `last_sequence` follow.
         0x81 LoginAccepted {
+            /// Number of the session at the exchange. No other message contains it.
             session: u32,
-            /// Last client sequence that the server has seen. The client sends later requests
-            /// again.
+            /// Client sequence of the session's last journalled request. The client sends later
+            /// requests again.
             last_client_seq: u64,
             /// Number of the first numbered message on this connection.
             next_sequence: u64,
+            /// Number of the exchange's engine node.
             node: u8,
             /// Messages per second above which requests get `THROTTLE`; 0 = no limit.
             throttle_per_s: u32,
+            /// Heartbeat interval of the session in milliseconds: longest silence before the
+            /// connection ends.
             heartbeat_ms: u32,
             /// When the session's dead man's switch fires, nanoseconds since 1970; 0 = off.
             cancel_all_at_ns: u64,
@@ -250,86 +284,128 @@ messages! {
         /// Unnumbered. The server ends the session, or on channel 65535 the connection, for this
         /// reason.
         0x82 Disconnect {
+            /// Reason: see Disconnect codes.
             code: u16,
+            /// The reason in words.
             text: Text<96>,
         }
         /// Unnumbered, channel 65535. The server has sent nothing else for half the heartbeat
         /// interval.
         0x83 ServerHeartbeat {
+            /// Server time, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Unnumbered. An instrument's parameters, sent before `LoginAccepted` and when its phase
-        /// or band changes.
+        /// Unnumbered. An instrument's parameters, sent before `LoginAccepted`, for a new
+        /// instrument, and after each change of one.
         0x84 InstrumentDefinition {
+            /// Instrument number, by which the other messages name it: 0, 1, 2, ...
             instrument: u32,
+            /// Instrument id of the RPC side.
             id: Text<32>,
             /// Fraction digits of a unit.
             decimals: u8,
+            /// Trading phase.
             phase: Phase,
-            /// Tick = mantissa * 10^-scale roubles.
+            /// Tick = `tick_mantissa` x 10^-`tick_scale` roubles per unit. A tick of 0.05 has
+            /// mantissa 5.
             tick_mantissa: i64,
+            /// Fraction digits of the tick. A tick of 0.05 has scale 2.
             tick_scale: u8,
-            /// Lot = mantissa * 10^-scale units.
+            /// Lot = `lot_mantissa` x 10^-`lot_scale` units.
             lot_mantissa: i64,
+            /// Fraction digits of the lot.
             lot_scale: u8,
             /// Kopecks of one lot at one tick.
             value_minor: i64,
             /// 10^-decimals units in one lot.
             units_minor: i64,
+            /// Lowest price of an order.
             band_low_ticks: i64,
+            /// Highest price of an order; 1099511627776 = no limit.
             band_high_ticks: i64,
+            /// Fee of a buy, in parts per million of the traded value.
             fee_ppm: u32,
         }
         /// Unnumbered. Answer to `SetTradingHold`.
         0x85 TradingHold {
+            /// That of the request.
             request_id: u32,
+            /// That of the request.
             asset: u32,
+            /// Id of the trading hold on the RPC side; zero if the request is refused.
             hold_id: Id128,
+            /// Undrawn amount after the request, in kopecks or 10^-decimals of a unit; 0 if it is
+            /// refused.
             undrawn_minor: i64,
+            /// Amount that the user's open orders have drawn, in the same unit; 0 if the request is
+            /// refused.
             drawn_minor: i64,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
         }
         /// Unnumbered. An open order, in its state after all messages of its session up to
         /// `node_sequence`.
         0x86 OpenOrder {
+            /// That of the request.
             request_id: u32,
+            /// Client order id; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of the order.
             engine_order_id: u64,
             /// Public order id.
             order_id: Id128,
+            /// Instrument number.
             instrument: u32,
+            /// Buy or sell.
             side: Side,
+            /// GTC or GTD.
             time_in_force: TimeInForce,
+            /// Limit price.
             price_ticks: i64,
             /// Total, filled quantity included.
             quantity_lots: u64,
+            /// Open quantity.
             open_lots: u64,
             /// Expiry, nanoseconds since 1970; 0 = none.
             expire_at_ns: u64,
+            /// Sequence in the exchange's journal. Later changes of the order have higher ones.
             node_sequence: u64,
         }
         /// Unnumbered. Answer to `OpenOrders`, after its `OpenOrder`s.
         0x87 OpenOrdersEnd {
+            /// That of the request.
             request_id: u32,
             /// `OpenOrder`s sent.
             count: u32,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
+            /// Sequence in the exchange's journal of which the list is: it has the orders that were
+            /// open after it. 0 if the request is refused.
             node_sequence: u64,
         }
         /// Unnumbered. Answer to `Retransmit`, after the retransmitted messages.
         0x88 RetransmitEnd {
+            /// That of the request.
             request_id: u32,
+            /// That of the request.
             first: u64,
+            /// That of the request.
             last: u64,
             /// 255 = done, else a reject reason.
             outcome: u8,
+            /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
+            limit: u64,
         }
-        /// Unnumbered, once per day and user. Above `allowed`, new orders and amends are throttled
-        /// (`ORDER_TO_TRADE`). Each trade raises `allowed`.
+        /// Unnumbered, once per day and user, to the session whose message reaches 80 % of
+        /// `allowed`. Above `allowed`, new orders and amends are throttled (`ORDER_TO_TRADE`). Each
+        /// trade raises `allowed`.
         0x89 OrderToTrade {
-            /// Order messages of the user today, over all sessions.
+            /// New orders, amends and cancels of the user today, over all sessions and calls,
+            /// refused ones included.
             messages: u64,
             /// Order messages that the user's trades of today allow.
             allowed: u64,
@@ -345,27 +421,41 @@ messages! {
             time_ns: u64,
         }
         /// Unnumbered hint: the request is admitted but not yet durable, and a crash may withdraw
-        /// it. `OrderAck`, `Amended` or `Cancelled` confirms it.
+        /// it. Its numbered report confirms it: `OrderAck`, `Amended`, `Cancelled`,
+        /// `MassCancelled` or `CancelAllAfterSet`.
         0x90 Accepted {
+            /// Client sequence of the request.
             client_seq: u64,
+            /// Client order id of its order; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of its order; 0 for none.
             engine_order_id: u64,
+            /// Sequence of the request in the exchange's journal, as in its report.
             node_sequence: u64,
         }
         /// Numbered. The order is durable and has reached the book. Its `Fill` and `Cancelled`
         /// messages follow.
         0x91 OrderAck {
+            /// Client sequence of the order.
             client_seq: u64,
+            /// That of the order.
             client_order_id: u64,
+            /// The exchange's id of the order: `Cancel` and `Amend` may name it.
             engine_order_id: u64,
-            /// Public order id.
+            /// Public order id, the one of the RPC side.
             order_id: Id128,
+            /// Instrument number.
             instrument: u32,
+            /// Buy or sell.
             side: Side,
-            /// Limit, or the protection price of a market order.
+            /// Limit, or the protection price of a market order. Without one: 0 for a buy,
+            /// 9223372036854775807 for a sell.
             price_ticks: i64,
+            /// Quantity of the order, before its fills.
             open_lots: u64,
+            /// Sequence of the order in the exchange's journal.
             node_sequence: u64,
+            /// When the exchange accepted the order, nanoseconds since 1970.
             time_ns: u64,
             /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
@@ -373,107 +463,150 @@ messages! {
         /// A request was rejected. Numbered if the rejection is journalled, else unnumbered
         /// (sequence 0, `node_sequence` 0).
         0x92 Rejected {
+            /// Client sequence of the request.
             client_seq: u64,
+            /// Client order id of its order, as far as it is known; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of its order, as far as it is known; 0 for none.
             engine_order_id: u64,
+            /// Kind of the request.
             request: RequestKind,
+            /// Why it was rejected.
             reason: RejectReason,
-            /// Limit value of the reason, 0 for none. `THROTTLE`, `JOURNAL_QUOTA`,
-            /// `ORDER_TO_TRADE`: microseconds until the next request is accepted.
-            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`,
-            /// `ORDER_VALUE_LIMIT`, `MALFORMED`: the limit. `INSUFFICIENT_BALANCE`,
-            /// `LIMIT_EXCEEDED`: the available amount, in minor units.
+            /// Limit value of the reason, 0 for none: see Reject reasons.
             limit: u64,
+            /// Sequence of the rejection in the exchange's journal; 0 if it is not journalled.
             node_sequence: u64,
+            /// When the exchange rejected the request, nanoseconds since 1970.
             time_ns: u64,
             /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
         /// Numbered. One trade of this order.
         0x93 Fill {
+            /// Client order id of this order; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of this order.
             engine_order_id: u64,
+            /// Instrument number.
             instrument: u32,
+            /// Public id of the trade, the same for both orders.
             trade_id: Id128,
-            /// Dense per instrument, from 1.
+            /// Number of the trade on its instrument, without gaps, from 1.
             trade_number: u64,
+            /// Side of this order.
             side: Side,
-            /// 0 = resting order (maker), 1 = incoming order (taker).
+            /// 1 = this order is the incoming one (taker), 0 = it was resting (maker).
             aggressor: u8,
+            /// Price of the trade.
             price_ticks: i64,
+            /// Quantity of the trade.
             quantity_lots: u64,
-            /// Open quantity after the trade.
+            /// Open quantity of this order after the trade.
             open_lots: u64,
             /// Fee of this order for this trade, in kopecks; 0 for a sell.
             fee_minor: i64,
-            /// Engine id of the order on the other side.
+            /// The exchange's id of the order on the other side.
             counter_order_id: u64,
+            /// Sequence of the incoming order or amend in the exchange's journal.
             node_sequence: u64,
+            /// When the trade was made, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Numbered. The order has ended. `quantity_lots` is its unfilled quantity.
+        /// Numbered. The order has ended.
         0x94 Cancelled {
-            /// Client sequence of the cancel; 0 if no request of this session caused it.
+            /// Client sequence of the `Cancel` of this session that ended the order; 0 for any
+            /// other cause, a `MassCancel` included.
             client_seq: u64,
+            /// Client order id of the order; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of the order.
             engine_order_id: u64,
+            /// Instrument number.
             instrument: u32,
+            /// Why the order ended.
             reason: CancelReason,
+            /// Unfilled quantity.
             quantity_lots: u64,
+            /// Sequence in the exchange's journal of the command that ended the order.
             node_sequence: u64,
+            /// When the order ended, nanoseconds since 1970.
             time_ns: u64,
             /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
         /// Numbered. Price, total quantity or client order id changed.
         0x95 Amended {
+            /// Client sequence of the `Amend`; 0 if another session or a call amended the order.
             client_seq: u64,
-            /// The order's client order id after the amend.
+            /// The order's client order id after the amend: the new one if the amend changed it.
             client_order_id: u64,
+            /// The exchange's id of the order, which an amend does not change.
             engine_order_id: u64,
+            /// Instrument number.
             instrument: u32,
+            /// Limit price after the amend.
             price_ticks: i64,
-            /// New total.
+            /// Total after the amend, filled quantity included.
             quantity_lots: u64,
+            /// Open quantity after the amend, before the fills that it causes.
             open_lots: u64,
-            /// 1 = queue priority was kept.
+            /// 1 = the order kept its place in the queue of its price, 0 = it lost it.
             kept_priority: u8,
+            /// Sequence of the amend in the exchange's journal.
             node_sequence: u64,
+            /// When the order was amended, nanoseconds since 1970.
             time_ns: u64,
             /// When the exchange read the request that caused this message, nanoseconds since 1970.
             received_ns: u64,
         }
         /// Numbered. Self-trade prevention reduced the order without a trade; the order stays open.
         0x96 Reduced {
+            /// Client order id of the order; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of the order.
             engine_order_id: u64,
+            /// Instrument number.
             instrument: u32,
+            /// `SELF_TRADE`.
             reason: CancelReason,
+            /// Quantity by which the order was reduced; its total is smaller by as much.
             quantity_lots: u64,
+            /// Open quantity after it.
             open_lots: u64,
+            /// Sequence of the incoming order or amend in the exchange's journal.
             node_sequence: u64,
+            /// When the order was reduced, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Numbered. A mass cancel of one instrument or of all (4294967295) was executed. The
-        /// `Cancelled` messages of `count` orders precede this message. A mass cancel of more than
-        /// 256 orders runs in slices, and requests of other members are processed between slices.
-        /// After the first slice, `remaining` is the maximum number of orders to follow. After the
-        /// last slice this message is sent again with `client_seq` 0, `remaining` 0 and the count
-        /// of all cancelled orders.
+        /// Numbered. A mass cancel was executed. The `Cancelled` messages of `count` orders precede
+        /// this message. A mass cancel of more than 256 orders runs in slices, and requests of
+        /// other members are processed between slices. After the last slice this message is sent
+        /// again with `client_seq` 0, `remaining` 0 and the count of all cancelled orders.
         0x97 MassCancelled {
+            /// Client sequence of the `MassCancel`; 0 in the message after the last slice.
             client_seq: u64,
+            /// Instrument of the request; 4294967295 = every instrument.
             instrument: u32,
+            /// Orders cancelled: by the first slice, or after the last one by all.
             count: u32,
+            /// Maximum number of orders that further slices cancel; 0 = the mass cancel is
+            /// complete.
             remaining: u32,
+            /// Sequence of the mass cancel or of its last slice in the exchange's journal.
             node_sequence: u64,
+            /// When it was executed, nanoseconds since 1970.
             time_ns: u64,
         }
         /// Numbered. Answer to `CancelAllAfter`.
         0x98 CancelAllAfterSet {
+            /// Client sequence of the request.
             client_seq: u64,
             /// When the dead man's switch fires, nanoseconds since 1970; 0 = off.
             cancel_all_at_ns: u64,
+            /// Sequence of the request in the exchange's journal.
             node_sequence: u64,
+            /// When the timer was set, nanoseconds since 1970.
             time_ns: u64,
         }
         /// Numbered, to every session of the user. A trading hold was funded, defunded or closed.
@@ -481,36 +614,52 @@ messages! {
         0x99 TradingHoldChanged {
             /// 0 = CFA-RUB, n = units of instrument n - 1.
             asset: u32,
+            /// Id of the trading hold on the RPC side.
             hold_id: Id128,
+            /// Amount that orders may draw, in kopecks or 10^-decimals of a unit.
             undrawn_minor: i64,
-            /// Amount that the user's open orders have drawn.
+            /// Amount that the user's open orders have drawn, in the same unit.
             drawn_minor: i64,
+            /// What changed the hold.
             cause: FundingCause,
+            /// Sequence of the change in the exchange's journal.
             node_sequence: u64,
+            /// When the hold changed, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Numbered. Settlement has passed a trade of this session. Every `Fill` with a
-        /// `node_sequence` up to `posted_sequence` is in the ledger. Every `Fill` up to
-        /// `finalized_sequence` is final, unless an earlier `TradeBusted` named it.
+        /// Numbered. Settlement has passed a trade of this session.
         0x9a SettlementProgress {
+            /// Every `Fill` with a `node_sequence` up to this one is in the ledger.
             posted_sequence: u64,
+            /// Every `Fill` with a `node_sequence` up to this one is final, unless an earlier
+            /// `TradeBusted` named it.
             finalized_sequence: u64,
-            /// Final and bust trades of the exchange since its first start.
+            /// Final and bust trades of the exchange, of all members and instruments, since its
+            /// first start.
             trades_final: u64,
+            /// Sequence of this message's command in the exchange's journal.
             node_sequence: u64,
+            /// When the exchange journalled the positions, nanoseconds since 1970.
             time_ns: u64,
         }
         /// Numbered. A trade reported by a `Fill` is bust: the chain has refused it for good, and
         /// its operations are reversed. The order is not changed.
         0x9b TradeBusted {
+            /// Client order id of this order; 0 for none.
             client_order_id: u64,
+            /// The exchange's id of this order.
             engine_order_id: u64,
+            /// Instrument number.
             instrument: u32,
+            /// Id of the trade, as in its `Fill`.
             trade_id: Id128,
-            /// Dense per instrument, from 1.
+            /// Number of the trade on its instrument, as in its `Fill`.
             trade_number: u64,
+            /// Side of this order.
             side: Side,
+            /// Sequence of the bust in the exchange's journal.
             node_sequence: u64,
+            /// When the exchange journalled the bust, nanoseconds since 1970.
             time_ns: u64,
         }
     }

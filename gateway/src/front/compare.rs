@@ -136,7 +136,7 @@ mod tests {
     use admission::ReportBody;
     use replica::{Applied, Batch};
     use types::command::{Cause, RequestKind};
-    use types::{Handle, Id128, InstrumentIx, Sequence};
+    use types::{Handle, Id128, InstrumentIx, Sequence, Ticks};
 
     use super::*;
 
@@ -164,6 +164,7 @@ mod tests {
             client_seq: 0,
             key_hash: Id128::NONE,
             new_client_order_id: 0,
+            amended_price: Ticks::ZERO,
             request: RequestKind::Other,
         };
         Applied {

@@ -365,7 +365,14 @@ impl State {
                 Channel::LoggingIn | Channel::Ended => Ok(()),
             },
             ClientMessage::SetTradingHold(wanted) => {
-                self.set_trading_hold(now, link, channel, wanted)
+                self.in_session(now, link, channel, |state, at| {
+                    let reason = match at {
+                        Some(at) => state.request_hold(at, wanted)?,
+                        None => RejectReason::UnknownSession,
+                    };
+                    let limit = state.limit_of(reason, at);
+                    Some(hold::refused(wanted, reason, limit).into())
+                })
             }
             ClientMessage::OpenOrders(wanted) if wanted.scope > 1 => Err(DisconnectCode::BadField),
             ClientMessage::OpenOrders(wanted) => {
@@ -374,7 +381,8 @@ impl State {
                         Some(at) => state.list_orders(at, wanted)?,
                         None => RejectReason::UnknownSession,
                     };
-                    Some(pieces::listing_refused(wanted, reason).into())
+                    let limit = state.limit_of(reason, at);
+                    Some(pieces::listing_refused(wanted, reason, limit).into())
                 })
             }
             ClientMessage::Retransmit(wanted) => {
@@ -383,7 +391,8 @@ impl State {
                         Some(at) => state.retransmit(at, wanted)?,
                         None => RejectReason::UnknownSession,
                     };
-                    Some(pieces::retransmit_refused(wanted, reason).into())
+                    let limit = state.limit_of(reason, at);
+                    Some(pieces::retransmit_refused(wanted, reason, limit).into())
                 })
             }
             _ => self.handle_request(now, link, header, message),
@@ -408,24 +417,6 @@ impl State {
         match self.front_requests.try_send(front_request) {
             Ok(()) => *link.user.channel(channel) = Channel::LoggingIn,
             Err(_) => end_channel(link, now, channel, DisconnectCode::NotReady),
-        }
-        Ok(())
-    }
-
-    fn set_trading_hold(
-        &mut self,
-        now: Instant,
-        link: &mut Link<Conn>,
-        channel: u16,
-        wanted: &SetTradingHold,
-    ) -> Result<(), DisconnectCode> {
-        let reason = match *link.user.channel(channel) {
-            Channel::Live(at) => self.request_hold(at, wanted),
-            Channel::Free => return Err(DisconnectCode::LoginExpected),
-            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
-        };
-        if let Some(reason) = reason {
-            send(link, now, channel, &hold::refused(wanted, reason).into());
         }
         Ok(())
     }
@@ -471,6 +462,14 @@ impl State {
             return Some(RejectReason::NotReady);
         }
         None
+    }
+
+    /// Limit value of a refusal by the front: of `THROTTLE` the wait in microseconds, else 0.
+    pub fn limit_of(&mut self, reason: RejectReason, at: Option<At>) -> u64 {
+        match at {
+            Some(at) if reason == RejectReason::Throttle => self.wait_us(at),
+            _ => 0,
+        }
     }
 
     /// Microseconds until the rates of the session, its user and its group admit the next request.

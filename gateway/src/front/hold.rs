@@ -9,10 +9,11 @@ use wire::{SetTradingHold, TradingHold};
 use crate::funding;
 use crate::market::{Asset, Market};
 
-/// Answer to a `SetTradingHold` that is refused at once.
-pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
+/// Answer to a `SetTradingHold` that is refused at once, with the limit value of the reason.
+pub fn refused(wanted: &SetTradingHold, reason: RejectReason, limit: u64) -> TradingHold {
     TradingHold {
         outcome: reason.code(),
+        limit,
         ..unchanged(wanted)
     }
 }
@@ -26,6 +27,7 @@ fn unchanged(wanted: &SetTradingHold) -> TradingHold {
         undrawn_minor: 0,
         drawn_minor: 0,
         outcome: wire::REQUEST_DONE,
+        limit: 0,
     }
 }
 

@@ -38,6 +38,8 @@ pub struct Listing {
     session: Option<SessionIx>,
     /// The orders to list, determined by the first piece.
     handles: Option<Arc<[Handle]>>,
+    /// Sequence of the first piece: the list has the orders that were open after it.
+    as_of: u64,
     /// Index of the next order in `handles`.
     next: usize,
     /// Number of orders sent.
@@ -58,23 +60,25 @@ pub struct Range {
     fetched: VecDeque<Bytes>,
 }
 
-/// The answer to a refused request for open orders.
-pub fn listing_refused(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
+/// The answer to a refused request for open orders, with the limit value of the reason.
+pub fn listing_refused(wanted: &OpenOrders, reason: RejectReason, limit: u64) -> OpenOrdersEnd {
     OpenOrdersEnd {
         request_id: wanted.request_id,
         count: 0,
         outcome: reason.code(),
+        limit,
         node_sequence: 0,
     }
 }
 
-/// The answer to a refused retransmission.
-pub fn retransmit_refused(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
+/// The answer to a refused retransmission, with the limit value of the reason.
+pub fn retransmit_refused(wanted: &Retransmit, reason: RejectReason, limit: u64) -> RetransmitEnd {
     RetransmitEnd {
         request_id: wanted.request_id,
         first: wanted.first,
         last: wanted.last,
         outcome: reason.code(),
+        limit,
     }
 }
 
@@ -153,6 +157,7 @@ impl State {
             user: session.user,
             session: (wanted.scope == 0).then_some(session.ix),
             handles: None,
+            as_of: 0,
             next: 0,
             count: 0,
             is_fetching: false,
@@ -269,21 +274,28 @@ impl Front {
             return;
         };
         listing.is_fetching = false;
-        let (is_over, outcome, messages, node_sequence) = match piece {
+        let (is_over, outcome, messages) = match piece {
             Ok(piece) => {
+                if listing.handles.is_none() {
+                    listing.as_of = piece.node_sequence;
+                }
                 listing.next = piece.next;
                 listing.count += piece.messages.len() as u32;
                 let is_over = piece.next == piece.handles.len();
                 listing.handles = Some(piece.handles);
-                (is_over, REQUEST_DONE, piece.messages, piece.node_sequence)
+                (is_over, REQUEST_DONE, piece.messages)
             }
-            Err(reason) => (true, reason.code(), Vec::new(), 0),
+            Err(reason) => {
+                listing.as_of = 0;
+                (true, reason.code(), Vec::new())
+            }
         };
         let end = OpenOrdersEnd {
             request_id: listing.request_id,
             count: listing.count,
             outcome,
-            node_sequence,
+            limit: 0,
+            node_sequence: listing.as_of,
         };
         self.with_owner(at, |link, owner| {
             send_pulled(
@@ -423,6 +435,7 @@ impl Range {
             first: self.first,
             last: self.last,
             outcome,
+            limit: 0,
         }
     }
 }

@@ -145,10 +145,11 @@ impl State {
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
         if let Some(reason) = refusal {
-            let limit = match (reason, *link.user.channel(channel)) {
-                (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
-                _ => 0,
+            let at = match *link.user.channel(channel) {
+                Channel::Live(at) => Some(at),
+                _ => None,
             };
+            let limit = self.limit_of(reason, at);
             let received = Received::new(client_seq, name, self.now_ns);
             let refusal = rejected(self.now_ns, &received, reason, limit);
             send(link, now, channel, &refusal);

@@ -77,7 +77,7 @@ async fn r343_a_client_asks_for_its_open_orders() {
     assert!(
         orders
             .iter()
-            .all(|order| order.node_sequence <= end.node_sequence)
+            .all(|order| order.node_sequence >= end.node_sequence)
     );
     let one = orders[0];
     let shown = (one.side, one.price_ticks, one.quantity_lots, one.open_lots);
@@ -88,6 +88,57 @@ async fn r343_a_client_asks_for_its_open_orders() {
         (orders.len() as u64, end.outcome),
         (ORDERS, wire::REQUEST_DONE)
     );
+    world.stop().await;
+}
+
+/// Of the orders that enter while a list is sent, the list has those up to the sequence in its end.
+// rows: R343
+#[tokio::test]
+async fn r343_a_list_of_open_orders_has_the_orders_up_to_its_sequence() {
+    const BEFORE: u64 = 2_500;
+    const MEANWHILE: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::unthrottled()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=BEFORE {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        if id % 500 == 0 {
+            until(&mut of_ann, |m| {
+                ack(m).filter(|ack| ack.client_order_id == id)
+            })
+            .await;
+        }
+    }
+    let wanted = wire::OpenOrders {
+        request_id: 1,
+        scope: 0,
+    };
+    ann.send(0, wanted).await.unwrap();
+    for id in BEFORE + 1..=BEFORE + MEANWHILE {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+    }
+    let (mut listed, mut entered, mut end) = (Vec::new(), Vec::new(), None);
+    while end.is_none() || entered.len() < MEANWHILE as usize {
+        match next_report(&mut of_ann).await.message {
+            ServerMessage::OpenOrder(order) => listed.push(order.client_order_id),
+            ServerMessage::OpenOrdersEnd(last) => end = Some(last),
+            ServerMessage::OrderAck(ack) => entered.push((ack.client_order_id, ack.node_sequence)),
+            ServerMessage::Rejected(refused) => panic!("{refused:?}"),
+            _ => {}
+        }
+    }
+    let end = end.unwrap();
+    let counted = (end.outcome, end.count as usize);
+    assert_eq!(counted, (wire::REQUEST_DONE, listed.len()));
+    listed.sort_unstable();
+    let earlier = entered.iter();
+    let earlier = earlier.filter(|(_, sequence)| *sequence <= end.node_sequence);
+    let earlier = earlier.map(|(id, _)| *id);
+    assert_eq!(listed, (1..=BEFORE).chain(earlier).collect::<Vec<_>>());
     world.stop().await;
 }
 
@@ -1428,6 +1479,64 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
         "{acked} of {id}, {most} at most"
     );
     assert!(refused > 0);
+    world.stop().await;
+}
+
+/// Requests without a client sequence count in the rate too. Above it their answers state the wait.
+// rows: R341
+#[tokio::test]
+async fn r341_answers_without_a_client_sequence_state_the_wait_above_the_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 1;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, raw_login("ann", "a", 0)).await;
+    let listing = |request_id| wire::OpenOrders {
+        request_id,
+        scope: 0,
+    };
+    // In one write: the first one uses up the rate of the next second.
+    let requests: [wire::ClientMessage; 4] = [
+        listing(1).into(),
+        listing(2).into(),
+        wire::Retransmit {
+            request_id: 3,
+            first: 1,
+            last: 1,
+        }
+        .into(),
+        wire::SetTradingHold {
+            request_id: 4,
+            asset: 0,
+            undrawn_minor: 1,
+        }
+        .into(),
+    ];
+    let mut out = bytes::BytesMut::new();
+    for request in &requests {
+        wire::encode(request, 0, 0, &mut out);
+    }
+    raw.send.write_all(&out).await.unwrap();
+    let mut answers = std::collections::BTreeMap::new();
+    while answers.len() < requests.len() {
+        let (request_id, outcome, limit) = match raw.next_with_heartbeats().await.1 {
+            ServerMessage::OpenOrdersEnd(end) => (end.request_id, end.outcome, end.limit),
+            ServerMessage::RetransmitEnd(end) => (end.request_id, end.outcome, end.limit),
+            ServerMessage::TradingHold(hold) => (hold.request_id, hold.outcome, hold.limit),
+            _ => continue,
+        };
+        answers.insert(request_id, (outcome, limit));
+    }
+    assert_eq!(answers[&1], (wire::REQUEST_DONE, 0));
+    for request_id in 2..=4 {
+        let (outcome, wait_us) = answers[&request_id];
+        assert_eq!(outcome, RejectReason::Throttle.code(), "{request_id}");
+        assert!(
+            (1..=1_000_000).contains(&wait_us),
+            "{request_id}: {wait_us}"
+        );
+    }
     world.stop().await;
 }
 

@@ -108,7 +108,7 @@ impl Hot {
             return;
         };
         // Each open order is inspected at most twice: in the sum of its level, and by itself.
-        let open_orders = self.core.admission().open_orders(instrument);
+        let open_orders = self.core.admission().open_orders_of(instrument);
         let visits_max = open_orders.saturating_mul(2);
         self.scan_limiter.reserve(order.member, visits_max);
         self.in_flight.set_visits_max(visits_max);

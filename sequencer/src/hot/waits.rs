@@ -17,7 +17,7 @@ impl Hot {
         if self.in_flight.first() <= self.renaming.0 {
             self.await_new_id(source)?;
         }
-        if !self.in_flight.is_empty() && self.changes_trading_hold(source) {
+        if !self.in_flight.is_empty() && self.changes_reported_state(source) {
             self.await_in_flight()?;
         }
         Ok(())
@@ -44,10 +44,12 @@ impl Hot {
         Ok(())
     }
 
-    /// True when the request changes a trading hold, whose balance is reported to sessions.
+    /// True when the request changes state that messages of commands in flight are built from: a
+    /// trading hold, whose balance is reported to sessions, or the band of an instrument.
     #[inline]
-    fn changes_trading_hold(&self, source: Source) -> bool {
+    fn changes_reported_state(&self, source: Source) -> bool {
         match self.request(source) {
+            Request::SetInstrument(_) => true,
             Request::Fund(r) => r.kind == HoldKind::Trading,
             Request::Defund { hold, .. } | Request::CloseHold { hold, .. } => {
                 let balance = self.core.admission().hold(*hold);
@@ -60,8 +62,9 @@ impl Hot {
     /// Waits until every command in flight has completed, up to [`ROOM_WAIT`].
     ///
     /// So the amounts that a `Fund`, `Defund` or `CloseHold` reports follow from the journal before
-    /// it. After a timeout further requests of the kind are `BUSY` at once, until the first of the
-    /// commands in flight completes.
+    /// it, and a refusal of an order reports the band that refused it. After a timeout further
+    /// requests of the kind are `BUSY` at once, until the first of the commands in flight
+    /// completes.
     #[cold]
     fn await_in_flight(&mut self) -> Result<(), SubmitError> {
         let since = Instant::now();
