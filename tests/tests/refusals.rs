@@ -144,12 +144,12 @@ fn unknown_users_are_not_found() {
                 }),
             ),
             (
-                OPERATOR,
+                "sandbox.trader.ghost",
                 "market.PlaceOrder",
                 json!({ "order": limit_order(&ghost, &stage.bond, "BUY", "10.00", "1") }),
             ),
             (
-                trader.as_str(),
+                "sandbox.trader.ghost",
                 "market.OpenTradingHold",
                 json!({ "userId": "ghost", "instrumentId": "CFA-RUB", "amount": { "value": "1.00" } }),
             ),
@@ -557,7 +557,11 @@ fn writes_without_an_idempotency_key_are_refused() {
         };
         let trader = stage.user.token();
         for (token, name, request) in [
-            (trader.as_str(), "market.PlaceOrder", stage.order("10.00", "1")),
+            (
+                trader.as_str(),
+                "market.PlaceOrder",
+                stage.order("10.00", "1"),
+            ),
             (
                 OPERATOR,
                 "market.CancelOrder",
