@@ -4,9 +4,10 @@
 //! each ring, and ends with a flush to the journal. In layout `fused` it has the books and
 //! applies each command to its book right after its admission. In the other layouts it sends the
 //! commands to engines over rings. It waits without a time limit only for engines, and only to
-//! inspect the books or to send a list of orders that is longer than a ring.
+//! inspect the books, to disconnect a front, or to send a list of orders that is longer than a
+//! ring.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use journal::Room;
 use types::command::{ExpireOrders, Listed, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, SessionIx, UserIx};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
@@ -36,6 +37,7 @@ use scan_limit::ScanLimiter;
 
 mod clock;
 mod complete;
+mod disconnect;
 mod inspect;
 mod launch;
 mod lists;
@@ -112,6 +114,8 @@ pub(crate) struct Hot {
     rings: Vec<HotRingPort>,
     /// By session: index of the ring for its messages.
     routes: Vec<u16>,
+    /// Sessions without a front that are to be closed, each with the epoch of its last login.
+    disconnected: VecDeque<(SessionIx, Sequence)>,
     /// A front that shares this thread.
     polled: Option<Box<dyn Polled>>,
     stats: Arc<Stats>,
@@ -160,6 +164,7 @@ impl Hot {
             reduced: HashSet::new(),
             rings: Vec::new(),
             routes: Vec::new(),
+            disconnected: VecDeque::new(),
             polled: None,
             stats,
             tally: Tally::default(),
@@ -224,12 +229,12 @@ impl Hot {
         let Some(polled) = &mut self.polled else {
             return false;
         };
-        // A panic of the front must not stop the market: its sessions count as disconnected.
+        // A panic of the front must not stop the market: its rings are dropped, and its sessions
+        // count as disconnected.
         let round = catch_unwind(AssertUnwindSafe(|| polled.round()));
         let Ok(did_work) = round else {
             tracing::error!("the front panicked; its sessions are disconnected");
             self.polled = None;
-            self.disconnect_all();
             return true;
         };
         if polled.is_over() {
@@ -400,6 +405,9 @@ impl Hot {
     /// Serves the timers, the rings and the queue once; true when it did work.
     fn run_round(&mut self) -> bool {
         let mut did_work = self.pump() | self.look_at_clock() | self.submit_due_timers();
+        if !self.disconnected.is_empty() {
+            did_work |= self.close_disconnected();
+        }
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
         }
@@ -433,7 +441,7 @@ impl Hot {
     /// Serves the requests of one front, all with one time; true when there were any.
     fn serve_ring(&mut self, port: usize) -> bool {
         if !self.rings[port].fill() {
-            return false;
+            return self.rings[port].has_just_closed() && self.disconnect_front(port);
         }
         let now_ns = self.config.clock.now_ns();
         // Once for all requests: it reads atomics that other threads write.
