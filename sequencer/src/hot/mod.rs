@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::Request;
+use admission::{CancelRequest, MassCancelRequest, Reject, Request};
 use journal::Room;
 use types::command::{ExpireOrders, Listed, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, SessionIx, UserIx};
@@ -289,10 +289,11 @@ impl Hot {
     /// Checks that the journal has room for the request.
     ///
     /// While the journal has no next segment or its buffer is nearly full, the rest of the buffer
-    /// is reserved for requests that reduce risk. Each order may be reduced once by an amend:
-    /// returns that order, which the caller records once the request is admitted.
+    /// is reserved for requests that reduce risk. Each order may be reduced once by an amend: the
+    /// caller records that order once the request is admitted. A member's cancels pass if they end
+    /// an order: others would use up what all members' cancels need.
     #[inline]
-    fn journal(&mut self, source: Source, is_order: bool) -> Result<Option<Handle>, SubmitError> {
+    fn journal(&mut self, source: Source, is_order: bool) -> Result<JournalRoom, SubmitError> {
         if self.keep.is_failed() {
             return Err(SubmitError::JournalFailed);
         }
@@ -308,16 +309,22 @@ impl Hot {
             if !self.reduced.is_empty() {
                 self.reduced.clear();
             }
-            return Ok(None);
+            return Ok(JournalRoom::Any);
         }
         let reduced = match self.request(source) {
             Request::New(_) | Request::CancelAllAfter(_) => None,
             Request::Amend(amend) => self.core.admission().reduced_by(amend),
-            _ => return Ok(None),
+            Request::Cancel(CancelRequest { user, .. })
+            | Request::MassCancel(MassCancelRequest { user, .. })
+                if !user.is_none() =>
+            {
+                return Ok(JournalRoom::Reductions);
+            }
+            _ => return Ok(JournalRoom::Any),
         };
         reduced
             .filter(|order| !self.reduced.contains(order))
-            .map(Some)
+            .map(JournalRoom::Reduced)
             .ok_or(SubmitError::Busy)
     }
 
@@ -508,8 +515,9 @@ impl Hot {
         self.check_epoch(source, asked.epoch)?;
         let over = self.over_rate(&asked, &outline, clock_ns);
         let waited = self.journal(source, outline.is_order);
-        let waited = waited.and_then(|reduced| self.await_earlier(source).map(|()| reduced));
-        let reduced = waited.map_err(|error| self.unless_seen(source, error))?;
+        let waited = waited.and_then(|room| self.await_earlier(source).map(|()| room));
+        let room = waited.map_err(|error| self.unless_seen(source, error))?;
+        let over = over.or_else(|| room.over());
         let mut waiting_since = None;
         loop {
             let refuses = self.refuses_orders(clock_ns);
@@ -527,7 +535,7 @@ impl Hot {
             };
             if let Err(reject) = admitted {
                 if over.is_some() {
-                    return Err(SubmitError::Refused(reject));
+                    return Err(not_admitted(reject));
                 }
                 // A session's refusal is journalled too, so that its numbered answer survives.
                 place.command = admission
@@ -553,7 +561,7 @@ impl Hot {
                 if let Some(message) = dispatch.message {
                     self.count_message(source, dispatch.member, message, clock_ns);
                 }
-                if let Some(order) = reduced {
+                if let JournalRoom::Reduced(order) = room {
                     self.reduced.insert(order);
                 }
                 return Ok(());
@@ -662,6 +670,33 @@ enum Source<'a> {
         port: usize,
         at: usize,
     },
+}
+
+/// Requests that the journal has room for.
+#[derive(Clone, Copy)]
+enum JournalRoom {
+    Any,
+    /// An amend that reduces this order.
+    Reduced(Handle),
+    /// Those that [`admission::Admission::admit_reduction`] admits.
+    Reductions,
+}
+
+impl JournalRoom {
+    /// Why only requests that reduce risk pass, if so.
+    #[inline]
+    fn over(self) -> Option<Reject> {
+        matches!(self, Self::Reductions).then(|| RejectReason::Busy.into())
+    }
+}
+
+/// Error of a request that does not reduce risk. Admission itself never refuses with `BUSY`.
+#[cold]
+fn not_admitted(reject: Reject) -> SubmitError {
+    match reject.reason {
+        RejectReason::Busy => SubmitError::Busy,
+        _ => SubmitError::Refused(reject),
+    }
 }
 
 /// Placeholder for slots that hold no command.
