@@ -206,7 +206,7 @@ impl Truncator {
         let mut floor = limit;
         for follower in &self.retention.followers {
             let through = follower.through();
-            metrics::gauge!("journal_needed_behind", "follower" => follower.name)
+            metrics::gauge!("journal_consumer_position", "follower" => follower.name)
                 .set(through as f64);
             floor = floor.min(through);
         }

@@ -92,7 +92,7 @@ impl metrics::Recorder for Rounds {
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        if key.name() == "journal_needed_behind" {
+        if key.name() == "journal_consumer_position" {
             let is_broken = IS_BROKEN.load(Ordering::SeqCst);
             let mut followers = key.labels().map(metrics::Label::value);
             assert!(!is_broken || followers.all(|of| of != BROKEN), "on purpose");
