@@ -142,7 +142,9 @@ impl Admission {
 
     /// Admits a request above a rate of its session or user only if it reduces risk: a cancel of an
     /// own open order, or a mass cancel of all orders of the session or the user if there are any
-    /// (`design.md` 5). The number of own open orders thus limits such requests.
+    /// (`design.md` 5). The number of own open orders thus limits such requests, except with engine
+    /// threads: an order counts as open until its engine has reported its end, and further cancels
+    /// of it pass until then.
     ///
     /// # Errors
     /// `AlreadySeen` or `DuplicateRequest` for a request seen before. `over` for any other, whose

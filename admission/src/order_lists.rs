@@ -215,12 +215,13 @@ fn first(ends: Option<&Ends>) -> u32 {
 }
 
 impl Admission {
-    /// Handles of the open orders that a session has entered, in no particular order.
+    /// Handles of the open orders that a session has entered, oldest first.
     pub fn handles_of_session(&self, session: SessionIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.order_lists.of_session(session))
     }
 
-    /// Handles of a user's open orders, in no particular order.
+    /// Handles of a user's open orders: those of each session, in the order in which the sessions
+    /// were first opened, then those without a session. Each group is oldest first.
     pub fn handles_of_user(&self, user: UserIx) -> impl Iterator<Item = Handle> + '_ {
         self.handles(self.order_lists.of_user(user))
     }

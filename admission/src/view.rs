@@ -410,6 +410,21 @@ impl Admission {
         hash.finish()
     }
 
+    /// Number of rows that [`Admission::state_hash`] visits. Slots count from their first use on,
+    /// with or without an order.
+    pub fn hashed_rows(&self) -> usize {
+        let tables = &self.tables;
+        tables.bounds.len()
+            + tables.busts.len()
+            + tables.sweeps.len()
+            + tables.instruments.len()
+            + tables.users.len()
+            + tables.sessions.len()
+            + tables.holds.len()
+            + tables.slots.len()
+            + self.key_queue.len()
+    }
+
     /// Checks that an owner's list has exactly its `count` open orders.
     fn check_list(
         &self,

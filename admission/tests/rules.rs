@@ -390,6 +390,23 @@ fn an_idempotency_key_answers_for_a_day() {
 }
 
 #[test]
+fn the_rows_of_the_state_hash_include_slots_without_an_order() {
+    let mut market = Market::small();
+    let before = market.room.hashed_rows();
+    let order = market.place(NewRequest {
+        key_hash: Id128::from_u128(0xfeed),
+        ..limit(ALICE, Side::Buy, 10_000, 1)
+    });
+    assert_eq!(market.room.hashed_rows(), before + 2, "a slot and a key");
+    let cancelled = market.execute(cancel(ALICE, OrderRef::Handle(order)));
+    cancelled.unwrap();
+    assert_eq!(market.room.hashed_rows(), before + 2);
+    let user = market.user("dora");
+    market.session(user, 99);
+    assert_eq!(market.room.hashed_rows(), before + 4, "a user, a session");
+}
+
+#[test]
 fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
     let mut market = Market::small();
     market.budget(UserIx(ALICE), 25_000);

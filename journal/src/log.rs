@@ -38,7 +38,8 @@ use crate::writer::Writer;
 pub struct Config {
     /// Size of a segment. A unit never spans two; a larger one gets a segment of its own size.
     pub segment_bytes: u64,
-    /// Soft limit of the bytes that wait for the writer; above it [`Appender::is_full`] is true.
+    /// Soft limit of the bytes that wait for the writer; above it [`Appender::room`] returns
+    /// [`crate::Room::Full`].
     ///
     /// Units in flight come on top, and so does the batch being written, which is at most as large
     /// again. At the start three buffers of this size are allocated and written to once: the

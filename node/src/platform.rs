@@ -353,7 +353,7 @@ impl Platform {
         let settlement_deps = settlement::SettlementDeps {
             replica: live_replica.replica(),
             durable: settled,
-            backlog: backlog.clone(),
+            backlog,
             journal: settlement::journal_port(sequencer.port()),
             ledger: local.ledger(),
             cfa: local.cfa(),
@@ -384,7 +384,7 @@ impl Platform {
         fill(&local.market, gateway.service());
         fill(&local.settlement, settlement.service());
 
-        watch_market(&config, &settlement, &gateway, backlog, &stages.edge);
+        watch_market(&config, &settlement, &gateway, &sequencer, &stages.edge);
 
         // All stores exist. From now on a missing store is a lost one.
         manifest.complete()?;
@@ -501,24 +501,48 @@ impl Platform {
     }
 }
 
-/// Reports settlement's health in the market's, and closes the market to new orders on a low disk.
+/// Reports the health of settlement and of the journal's truncation in the market's, and closes the
+/// market to new orders on a low disk.
 fn watch_market(
     config: &Config,
     settlement: &settlement::SettlementHandle,
     gateway: &gateway::GatewayHandle,
-    backlog: Arc<Backlog>,
+    sequencer: &SequencerHandle,
     until: &CancellationToken,
 ) {
     let (settlement, market) = (settlement.health(), gateway.service().health);
     // Settlement has no port of its own: the market's health includes it, and the port `all` serves
     // its calls.
     tokio::spawn(mirror_health(settlement, market.clone(), until.clone()));
+    if let Some(trouble) = sequencer.retention_trouble() {
+        tokio::spawn(show_retention(trouble, market.clone(), until.clone()));
+    }
     if config.disk.reserve_mib > 0 {
         let (folder, reserve) = (
             config.data_dir.clone(),
             u64::from(config.disk.reserve_mib) << 20,
         );
+        let backlog = sequencer.backlog().clone();
         tokio::spawn(disk::watch(folder, reserve, backlog, market, until.clone()));
+    }
+}
+
+/// Shows in the health read why the journal is not truncated, until shutdown.
+async fn show_retention(
+    mut trouble: tokio::sync::watch::Receiver<Option<String>>,
+    health: rpc::Health,
+    until: CancellationToken,
+) {
+    const PART: &str = "journal_retention";
+    loop {
+        health.set(PART, trouble.borrow_and_update().as_deref());
+        tokio::select! {
+            changed = trouble.changed() => if changed.is_err() {
+                health.set_failing(PART, "the thread that truncates the journal has ended");
+                return;
+            },
+            () = until.cancelled() => return,
+        }
     }
 }
 
@@ -714,5 +738,22 @@ mod tests {
         assert_eq!(failing["history"], "away");
         until.cancel();
         mirroring.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_markets_health_shows_why_the_journal_is_not_truncated() {
+        let (market, until) = (rpc::Health::new("market"), CancellationToken::new());
+        let (troubles, trouble) = tokio::sync::watch::channel(None);
+        let showing = tokio::spawn(show_retention(trouble, market.clone(), until.clone()));
+        let mut seen = market.watch();
+        troubles.send_replace(Some("no descriptor".to_owned()));
+        let failing = seen.wait_for(|f| !f.is_empty()).await.unwrap().clone();
+        assert_eq!(failing["journal_retention"], "no descriptor");
+        troubles.send_replace(None);
+        drop(seen.wait_for(|f| f.is_empty()).await.unwrap());
+        // The thread has ended before the shutdown.
+        drop(troubles);
+        drop(seen.wait_for(|f| !f.is_empty()).await.unwrap());
+        showing.await.unwrap();
     }
 }

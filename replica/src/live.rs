@@ -19,7 +19,7 @@ use admission::{AdmissionConfig, Settlement};
 use sequencer::handle::ReplicaParts;
 use sequencer::image::panic_text;
 use sequencer::{
-    Backlog, CheckpointKeeper, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
+    Backlog, CheckpointKeeper, Core, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
@@ -45,9 +45,10 @@ const IDLE: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(250);
 /// The node counts as quiet after this time without a record.
 const QUIET: Duration = Duration::from_secs(1);
-/// Maximum number of open orders for a comparison with the hot thread. With more, hashing would
-/// occupy that thread for more than a few milliseconds.
-const COMPARE_ORDERS_MAX: usize = 50_000;
+/// Maximum number of table rows and resting orders for a comparison with the hot thread. With more,
+/// hashing would occupy that thread for more than a few milliseconds. An open order counts twice:
+/// admission and its book have a row each.
+const COMPARE_ROWS_MAX: usize = 100_000;
 /// Maximum wait for an inspection by the hot thread.
 const INSPECTION_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of followers that catch up at the same time. Each has a copy of the node's state.
@@ -507,6 +508,11 @@ impl End {
     }
 }
 
+/// True if a hash of the state takes a few milliseconds at most.
+fn is_quick_to_hash(core: &Core) -> bool {
+    core.hashed_rows() <= COMPARE_ROWS_MAX
+}
+
 impl Live {
     fn run(mut self, stopped: oneshot::Receiver<()>) {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -656,7 +662,7 @@ impl Live {
     fn compare(&mut self) -> Result<(), End> {
         let state = self.shared.state();
         let core = state.core();
-        if core.admission().orders().count() > COMPARE_ORDERS_MAX {
+        if !is_quick_to_hash(core) {
             return Ok(());
         }
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -698,5 +704,35 @@ impl Live {
             let removed = move || reader.removed_through().map_err(std::io::Error::other);
             keeper.write(position, removed, move || checkpoint.encode());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use types::command::BindUser;
+    use types::{Command, Envelope, UserId, UserIx};
+
+    use super::*;
+
+    #[test]
+    fn a_state_with_many_rows_and_no_order_is_not_compared() {
+        let mut core = Core::new(AdmissionConfig {
+            orders_max: 16,
+            ..AdmissionConfig::default()
+        });
+        for at in 0..=COMPARE_ROWS_MAX {
+            assert!(is_quick_to_hash(&core), "{at} rows");
+            let bind = BindUser {
+                user: UserIx(at as u32),
+                id: UserId::new(&format!("user-{at}")).expect("an id"),
+            };
+            core.apply(&Envelope {
+                sequence: Sequence(at as u64 + 1),
+                time_ns: 1,
+                received_ns: 1,
+                command: Command::BindUser(bind),
+            });
+        }
+        assert!(!is_quick_to_hash(&core));
     }
 }

@@ -364,6 +364,12 @@ impl Core {
         hash.finish()
     }
 
+    /// Number of table rows and resting orders that [`Core::state_hash`] visits.
+    pub fn hashed_rows(&self) -> usize {
+        let resting = self.books().map(|book| book.resting() as usize);
+        self.admission.hashed_rows() + resting.sum::<usize>()
+    }
+
     /// Earliest expiry of any resting order.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         self.books().filter_map(Book::next_expiry_ns).min()

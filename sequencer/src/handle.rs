@@ -9,6 +9,7 @@ use std::time::Duration;
 use admission::AdmissionConfig;
 use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
 use service_kit::discipline::Stored;
+use tokio::sync::watch;
 use types::Sequence;
 
 use crate::backlog::Backlog;
@@ -188,6 +189,17 @@ impl SequencerHandle {
         let started = RetentionService::start(segments, &self.snapshot_dir, usable, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
+    }
+
+    /// Why the last round of truncation failed, if it did. The thread retries. `None` before
+    /// [`SequencerHandle::start_retention`].
+    pub fn retention_trouble(&self) -> Option<watch::Receiver<Option<String>>> {
+        self.retention.as_ref().map(RetentionService::trouble)
+    }
+
+    /// What restricts the intake of orders.
+    pub fn backlog(&self) -> &Arc<Backlog> {
+        &self.backlog
     }
 
     /// Counters of the hot thread.

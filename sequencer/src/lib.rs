@@ -24,7 +24,8 @@
 //! - Commands that an iteration of the hot thread has answered are in the journal's buffer at the
 //!   end of the iteration.
 //! - An answer means *accepted*. A command is *durable* once the commit position reaches it.
-//! - The hot thread never waits for a disk or a lock, nor for a full ring for more than 10 ms.
+//! - The hot thread waits for no disk and, before its end, for no lock. A request waits for a full
+//!   ring for at most 10 ms. `hot` names the waits for engines without a limit.
 
 pub mod backlog;
 pub mod checkpoint;

@@ -11,6 +11,7 @@
 //! ([`UsableCheckpoints`]): a restart cannot use one of another version. With fewer than two usable
 //! checkpoints nothing is removed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,9 +19,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use journal::{JournalError, SegmentTruncator, Snapshots};
+use tokio::sync::watch;
 use types::Sequence;
 
 use crate::checkpoint::UsableCheckpoints;
+use crate::image::panic_text;
 use crate::priority;
 
 /// Usable checkpoints after a removed segment: the newest, and one in case that is damaged.
@@ -77,6 +80,8 @@ impl Durable {
 /// The running service; stops when it is dropped.
 pub(crate) struct RetentionService {
     is_stopping: Arc<AtomicBool>,
+    /// Why the last round failed, if it did.
+    trouble: watch::Receiver<Option<String>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,6 +98,7 @@ impl RetentionService {
     ) -> std::io::Result<Self> {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
+        let (shown, trouble) = watch::channel(None);
         let mut truncator = Truncator {
             segments,
             retention,
@@ -105,14 +111,24 @@ impl RetentionService {
             .spawn(move || {
                 priority::lower(priority::WRITING_CHECKPOINTS);
                 while !seen.load(Ordering::Acquire) {
-                    truncator.round();
+                    let now = truncator.round();
+                    shown.send_if_modified(|before| {
+                        let has_changed = *before != now;
+                        *before = now;
+                        has_changed
+                    });
                     std::thread::park_timeout(truncator.retention.every);
                 }
             })?;
         Ok(Self {
             is_stopping,
+            trouble,
             thread: Some(thread),
         })
+    }
+
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.clone()
     }
 }
 
@@ -138,21 +154,27 @@ struct Truncator {
 }
 
 impl Truncator {
-    /// Removes what is not needed, and reports it.
-    fn round(&mut self) {
-        match self.remove() {
-            Ok(0) => {}
-            Ok(segments) => {
+    /// Removes what is not needed, and reports it. Returns why it failed, if it did.
+    ///
+    /// A panic fails the round, not the thread: without truncation the journal grows until its disk
+    /// is low.
+    fn round(&mut self) -> Option<String> {
+        let removed = catch_unwind(AssertUnwindSafe(|| self.remove()));
+        let reason = match removed {
+            Ok(Ok(0)) => return None,
+            Ok(Ok(segments)) => {
                 let through = self.segments.removed_through().unwrap_or_default();
                 metrics::counter!("journal_segments_removed_total").increment(segments as u64);
                 metrics::gauge!("journal_removed_through").set(through as f64);
                 tracing::info!(segments, through, "journal truncated");
+                return None;
             }
-            Err(error) => {
-                metrics::counter!("journal_retention_failures_total").increment(1);
-                tracing::error!(%error, "journal not truncated; retried later");
-            }
-        }
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic_text(&*panic),
+        };
+        metrics::counter!("journal_retention_failures_total").increment(1);
+        tracing::error!(reason, "journal not truncated; retried later");
+        Some(format!("journal not truncated: {reason}"))
     }
 
     /// Removes the segments that are not needed; returns their number.
@@ -184,7 +206,7 @@ impl Truncator {
         let mut floor = limit;
         for follower in &self.retention.followers {
             let through = follower.through();
-            metrics::gauge!("journal_needed_behind", "follower" => follower.name)
+            metrics::gauge!("journal_consumer_position", "follower" => follower.name)
                 .set(through as f64);
             floor = floor.min(through);
         }

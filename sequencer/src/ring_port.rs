@@ -173,6 +173,8 @@ pub(crate) struct HotRingPort {
     front_dropped: Arc<AtomicBool>,
     /// The front has dropped its port and all its requests are read.
     is_closed: bool,
+    /// [`HotRingPort::has_just_closed`] has returned true.
+    is_end_seen: bool,
 }
 
 /// Makes the rings, each with room for `capacity` (a power of two) requests or reports.
@@ -224,6 +226,7 @@ pub(crate) fn connect(
         front,
         front_dropped,
         is_closed: false,
+        is_end_seen: false,
     };
     (port, hot_port)
 }
@@ -373,6 +376,11 @@ impl HotRingPort {
     /// True when the front has dropped its port and all its requests are read.
     pub fn is_closed(&self) -> bool {
         self.is_closed
+    }
+
+    /// As [`HotRingPort::is_closed`], true once only.
+    pub fn has_just_closed(&mut self) -> bool {
+        self.is_closed && !std::mem::replace(&mut self.is_end_seen, true)
     }
 
     /// Constructs a report in the ring, or in the spill while the ring is full.

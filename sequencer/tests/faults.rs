@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use admission::{
-    AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Reject, RejectDetails, Request,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, OrderRef, Reject,
+    RejectDetails, Request,
 };
 use desk::{Desk, HANG, Time, config, done, in_time, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, Reply, SequencerHandle, SubmitError};
+use types::command::MassScope;
 use types::{
-    CancelReason, Command, Envelope, Event, EventEnvelope, Id128, Lots, RejectReason, Sequence,
-    SessionIx, Side, Ticks, TimeInForce,
+    CancelReason, Command, Envelope, Event, EventEnvelope, Id128, InstrumentIx, Lots, RejectReason,
+    Sequence, SessionIx, Side, Ticks, TimeInForce,
 };
 
 /// Waits for the record that cancels with `reason`.
@@ -536,6 +538,7 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
     config.segment_bytes = 16 << 10;
     let handle = start(config, &storage);
     let (desk, commit) = (open_desk(handle.port(), 1).await, handle.commit());
+    let session = desk.session(7, 1).await;
     shortage(&storage, true);
     // Fills the current segment; the rest waits in memory.
     let filled = async {
@@ -589,6 +592,7 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
         Err(SubmitError::Busy),
         "a second time is too much for the buffer"
     );
+    useless_cancels_are_busy(&desk, session).await;
     let cancel = CancelRequest {
         order: OrderRef::Client(1),
         user: desk.users[0],
@@ -598,6 +602,10 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
         key_hash: Id128::NONE,
     };
     let cancelled = done(&desk.port, Request::Cancel(cancel)).await;
+    assert!(matches!(cancelled.events[0].event, Event::Cancelled(_)));
+    let of_all = mass_cancel(&desk, 0, SessionIx::NONE, 0);
+    let cancelled = done(&desk.port, of_all).await;
+    assert!(cancelled.events.len() > 1);
     assert!(cancelled.command.sequence > commit.position());
     shortage(&storage, false);
     let durable = commit.wait(cancelled.command.sequence);
@@ -658,6 +666,46 @@ async fn a_stalled_disk_delays_no_order_for_a_second_of_the_configured_rate() {
     in_time("all are durable", commit.wait(last))
         .await
         .expect("durable");
+}
+
+/// While the journal has no room for orders, cancels of a session of the second user, who has no
+/// open order, get no record: they would use up what cancels of open orders need.
+async fn useless_cancels_are_busy(desk: &Desk, session: SessionIx) {
+    let sequence = async || {
+        let read = desk.port.inspect(|core| core.sequence()).await;
+        read.expect("runs")
+    };
+    let before = sequence().await;
+    let unknown = |client_seq| {
+        Request::Cancel(CancelRequest {
+            order: OrderRef::Client(1),
+            user: desk.users[1],
+            session,
+            client_seq,
+            reason: CancelReason::UserRequest,
+            key_hash: Id128::NONE,
+        })
+    };
+    for _ in 0..1_000 {
+        for useless in [unknown(1), mass_cancel(desk, 1, session, 1)] {
+            assert_eq!(desk.port.call(useless).await, Err(SubmitError::Busy));
+        }
+    }
+    assert_eq!(sequence().await, before);
+}
+
+/// A mass cancel of all orders of a user.
+fn mass_cancel(desk: &Desk, user: usize, session: SessionIx, client_seq: u64) -> Request {
+    Request::MassCancel(MassCancelRequest {
+        scope: MassScope::User(desk.users[user]),
+        instrument: InstrumentIx::NONE,
+        side: None,
+        reason: CancelReason::MassCancel,
+        user: desk.users[user],
+        session,
+        client_seq,
+        key_hash: Id128::NONE,
+    })
 }
 
 #[tokio::test]

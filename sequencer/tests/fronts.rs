@@ -17,7 +17,7 @@ use journal::fault::MemoryStorage;
 use replica::State;
 use sequencer::{
     Backlog, Layout, Opened, Parker, Polled, Reply, Report, RingPort, SequencerHandle, Stamp,
-    Submission, SubmitError, Volatile,
+    Submission, SubmitError, Volatile, run_polled,
 };
 use types::command::{
     BoundsOf, Bust, MassScope, OrderBounds, RequestKind, SetOrderBounds, TradeParty,
@@ -1135,8 +1135,11 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
     }
 }
 
-/// A front with a bug.
-struct Broken(std::net::UdpSocket);
+/// A front with a bug, and its rings.
+struct Broken {
+    socket: std::net::UdpSocket,
+    _rings: RingPort,
+}
 
 impl Polled for Broken {
     fn round(&mut self) -> bool {
@@ -1152,7 +1155,7 @@ impl Polled for Broken {
     }
 
     fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.0)
+        std::os::fd::AsFd::as_fd(&self.socket)
     }
 
     fn is_over(&self) -> bool {
@@ -1163,19 +1166,79 @@ impl Polled for Broken {
 // rows: R345
 #[tokio::test]
 async fn r345_front_panic_disconnects_only_its_sessions() {
-    let storage = Arc::new(MemoryStorage::default());
-    let mut config = config(&Time::new());
-    config.layout = Layout::Fused;
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        front_panic_disconnects_its_sessions(layout).await;
+    }
+}
+
+async fn front_panic_disconnects_its_sessions(layout: Layout) {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.layout = layout;
     let handle = start(config, &storage);
     let desk = open_desk(handle.port(), 1).await;
-    let session = desk.session(7, 0).await;
+    let (mut broken, mut other) = (rings(&desk, 64), rings(&desk, 64));
+    let mut seen = Seen::default();
+    let lost = open(&mut broken, &mut seen, &desk, 0, 7).session;
+    let order = of_session(desk.order(0, Side::Buy, 9_000, 1), lost, 1);
+    ask(&mut broken, &mut seen, tagged(1), order);
+    seen.wait(&mut broken, |seen| !seen.numbered.is_empty());
+    let kept = open(&mut other, &mut Seen::default(), &desk, 1, 8).session;
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    desk.port.host(Box::new(Broken(socket))).expect("taken");
-    let is_open = move |core: &sequencer::Core| {
-        let row = core.admission().session(session);
-        row.is_some_and(|row| row.open)
+    let front = Box::new(Broken {
+        socket,
+        _rings: broken,
+    });
+    match layout {
+        Layout::Fused => desk.port.host(front).expect("taken"),
+        Layout::Shared | Layout::Pinned => {
+            let polling = move || run_polled(front, &Parker::default(), Duration::ZERO);
+            let ended = std::thread::spawn(polling).join();
+            ended.expect_err("the front panics");
+        }
+    }
+    let are_open = move |core: &sequencer::Core| {
+        [lost, kept].map(|session| {
+            let row = core.admission().session(session);
+            row.is_some_and(|row| row.open)
+        })
     };
-    let closing = async { while desk.port.inspect(is_open).await != Ok(false) {} };
-    in_time("the session is closed", closing).await;
+    let closing = async { while desk.port.inspect(are_open).await != Ok([false, true]) {} };
+    in_time("the front's session is closed, and no other", closing).await;
+    time.advance_ms(60_000);
+    let open_orders = |core: &sequencer::Core| core.admission().orders().count();
+    let cancelling = async { while desk.port.inspect(open_orders).await != Ok(0) {} };
+    in_time("cancel-on-disconnect", cancelling).await;
     done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
+}
+
+/// A front that stops closes its sessions itself: the end of its rings adds no record, and the
+/// orders of a session that logged out stay.
+#[tokio::test]
+async fn the_end_of_a_front_whose_sessions_are_closed_adds_no_record() {
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+        let mut config = config(&time);
+        config.layout = layout;
+        let handle = start(config.clone(), &storage);
+        let desk = open_desk(handle.port(), 1).await;
+        let (mut front, mut seen) = (rings(&desk, 64), Seen::default());
+        let session = open(&mut front, &mut seen, &desk, 0, 7).session;
+        let order = of_session(desk.order(0, Side::Buy, 9_000, 1), session, 1);
+        ask(&mut front, &mut seen, tagged(1), order);
+        let log_out = Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: true,
+        };
+        ask(&mut front, &mut seen, tagged(2), log_out);
+        seen.wait(&mut front, |seen| !seen.taken.is_empty());
+        let last = seen.taken[0].1.sequence;
+        drop(front);
+        handle.stop();
+        let again = start(config, &storage);
+        assert_eq!(again.recovered(), last, "{layout:?}");
+        let open_orders = |core: &sequencer::Core| core.admission().orders().count();
+        assert_eq!(again.port().inspect(open_orders).await, Ok(1), "{layout:?}");
+    }
 }

@@ -6,11 +6,12 @@ mod desk;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use desk::{HANG, Time, done, open_desk};
+use desk::{HANG, Time, done, in_time, open_desk};
 use journal::Snapshots;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
 use sequencer::inspect::{Folder, SegmentLine};
@@ -77,6 +78,10 @@ struct Rounds(Mutex<BTreeMap<String, u64>>);
 
 static ROUNDS: Rounds = Rounds(Mutex::new(BTreeMap::new()));
 
+/// Follower whose gauge panics while [`IS_BROKEN`] is set.
+const BROKEN: &str = "broken";
+static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+
 impl metrics::Recorder for Rounds {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -87,7 +92,10 @@ impl metrics::Recorder for Rounds {
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        if key.name() == "journal_needed_behind" {
+        if key.name() == "journal_consumer_position" {
+            let is_broken = IS_BROKEN.load(Ordering::SeqCst);
+            let mut followers = key.labels().map(metrics::Label::value);
+            assert!(!is_broken || followers.all(|of| of != BROKEN), "on purpose");
             let mut rounds = self.0.lock().expect("no panic");
             for follower in key.labels() {
                 *rounds.entry(follower.value().to_owned()).or_default() += 1;
@@ -280,6 +288,38 @@ async fn resends_keep_the_checkpoint_before_the_kept_bytes() {
     wait_until("a segment is removed", || first(dir) > 100);
     wait_for_a_round("one that resends");
     assert!(first(dir) <= 151, "{}", first(dir));
+    handle.stop();
+}
+
+/// A round that panics shows as trouble until another one has run: the thread goes on.
+#[tokio::test]
+async fn a_panic_of_a_round_of_truncation_is_reported_and_the_next_round_truncates() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let mut handle = start(dir);
+    let desk = open_desk(handle.port(), 2).await;
+    trade(&handle, &desk, 300).await;
+    for at in [150, 290] {
+        write_usable(at, dir, &handle.replica_parts().usable);
+    }
+    let follower = Durable::new(BROKEN);
+    follower.set(Sequence(u64::MAX));
+    assert!(handle.retention_trouble().is_none());
+    IS_BROKEN.store(true, Ordering::SeqCst);
+    start_retention(&mut handle, retention(&follower));
+    let mut trouble = handle.retention_trouble().expect("a service");
+    let failed = trouble.wait_for(Option::is_some);
+    let failed = in_time("trouble", failed).await.expect("runs").clone();
+    assert_eq!(failed.as_deref(), Some("journal not truncated: on purpose"));
+    assert_eq!(first(dir), 1);
+    IS_BROKEN.store(false, Ordering::SeqCst);
+    let recovered = trouble.wait_for(Option::is_none);
+    drop(
+        in_time("the end of the trouble", recovered)
+            .await
+            .expect("runs"),
+    );
+    wait_until("a segment is removed", || first(dir) > 100);
     handle.stop();
 }
 

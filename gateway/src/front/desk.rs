@@ -1,6 +1,6 @@
 //! Queues between the front's thread and tokio. The front sends work that takes time or calls other
-//! services as a request. Its result returns as a message to the front. Both queues are bounded.
-//! The front never waits.
+//! services as a request. Its result returns as a message to the front. All queues are bounded.
+//! The front never waits. Look-ups in the journal have a queue of their own.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,7 +13,8 @@ use crossbeam::queue::ArrayQueue;
 use rpc::connections::source_of;
 use sequencer::Parker;
 use service_kit::rate::Rate;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
@@ -27,10 +28,11 @@ use super::session::{At, Member};
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
+use crate::resend_source::SCANS_MAX;
 
-/// Capacity of the request queue and of the queue to the front.
+/// Capacity of each request queue and of the queue to the front.
 const FRONT_REQUESTS_MAX: usize = 4_096;
-/// Maximum requests answered concurrently.
+/// Maximum requests answered concurrently, without look-ups.
 const CONCURRENT_MAX: usize = 512;
 /// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
@@ -83,6 +85,13 @@ pub enum FrontRequest {
         ix: SessionIx,
         received: Received,
     },
+}
+
+impl FrontRequest {
+    /// True for a request that scans the journal.
+    fn is_look_up(&self) -> bool {
+        matches!(self, Self::Messages { .. } | Self::Answer { .. })
+    }
 }
 
 /// Messages to the front.
@@ -230,8 +239,84 @@ pub struct Desk {
     pub logins: Mutex<HashMap<UserIx, Rate>>,
 }
 
-pub fn request_channel() -> (mpsc::Sender<FrontRequest>, mpsc::Receiver<FrontRequest>) {
-    mpsc::channel(FRONT_REQUESTS_MAX)
+/// The front's end of the request queues.
+///
+/// Look-ups have a queue of their own. Each waits for one of [`SCANS_MAX`] scans: in one queue
+/// logins, limit checks and holds would wait too.
+pub struct RequestSender {
+    look_ups: mpsc::Sender<FrontRequest>,
+    others: mpsc::Sender<FrontRequest>,
+}
+
+impl RequestSender {
+    /// Queues a request; never waits.
+    ///
+    /// # Errors
+    /// The request, if its queue is full or the desk has ended.
+    pub fn try_send(&self, request: FrontRequest) -> Result<(), TrySendError<FrontRequest>> {
+        match request.is_look_up() {
+            true => self.look_ups.try_send(request),
+            false => self.others.try_send(request),
+        }
+    }
+}
+
+/// The desk's end of the request queues.
+pub struct RequestReceiver {
+    look_ups: mpsc::Receiver<FrontRequest>,
+    others: mpsc::Receiver<FrontRequest>,
+}
+
+pub fn request_channel() -> (RequestSender, RequestReceiver) {
+    let (look_ups, received_look_ups) = mpsc::channel(FRONT_REQUESTS_MAX);
+    let (others, received_others) = mpsc::channel(FRONT_REQUESTS_MAX);
+    let sender = RequestSender { look_ups, others };
+    let receiver = RequestReceiver {
+        look_ups: received_look_ups,
+        others: received_others,
+    };
+    (sender, receiver)
+}
+
+impl RequestReceiver {
+    /// Answers requests until shutdown: up to [`SCANS_MAX`] look-ups and [`CONCURRENT_MAX`] others
+    /// concurrently.
+    async fn serve<F>(self, shutdown: CancellationToken, answer: impl Fn(FrontRequest) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        tokio::join!(
+            serve_queue(self.look_ups, SCANS_MAX, &shutdown, &answer),
+            serve_queue(self.others, CONCURRENT_MAX, &shutdown, &answer),
+        );
+    }
+}
+
+/// Answers the requests of a queue until shutdown, up to `concurrent_max` concurrently.
+async fn serve_queue<F>(
+    mut requests: mpsc::Receiver<FrontRequest>,
+    concurrent_max: usize,
+    shutdown: &CancellationToken,
+    answer: &impl Fn(FrontRequest) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let room = Arc::new(Semaphore::new(concurrent_max));
+    loop {
+        let next = async { (room.clone().acquire_owned().await, requests.recv().await) };
+        let next = tokio::select! {
+            next = next => next,
+            () = shutdown.cancelled() => return,
+        };
+        let (Ok(permit), Some(request)) = next else {
+            return;
+        };
+        let answering = answer(request);
+        tokio::spawn(async move {
+            let _permit = permit;
+            answering.await;
+        });
+    }
 }
 
 impl Desk {
@@ -242,29 +327,17 @@ impl Desk {
         rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
-    /// Answers requests until shutdown, up to [`CONCURRENT_MAX`] concurrently.
-    pub async fn run(
-        self,
-        mut requests: mpsc::Receiver<FrontRequest>,
-        shutdown: CancellationToken,
-    ) {
+    /// Answers requests until shutdown.
+    pub async fn run(self, requests: RequestReceiver, shutdown: CancellationToken) {
         let desk = Arc::new(self);
-        let room = Arc::new(Semaphore::new(CONCURRENT_MAX));
-        loop {
-            let request = tokio::select! {
-                request = requests.recv() => request,
-                () = shutdown.cancelled() => return,
-            };
-            let (Some(request), Ok(permit)) = (request, room.clone().acquire_owned().await) else {
-                return;
-            };
+        let answer = |request: FrontRequest| {
             let desk = desk.clone();
-            tokio::spawn(async move {
-                let _permit = permit;
+            async move {
                 let message = desk.answer(request).await;
                 desk.front.send(message).await;
-            });
-        }
+            }
+        };
+        requests.serve(shutdown, answer).await;
     }
 
     async fn answer(&self, request: FrontRequest) -> FrontMessage {
@@ -329,7 +402,79 @@ impl Desk {
 
 #[cfg(test)]
 mod tests {
+    use types::command::RequestKind;
+
     use super::*;
+
+    const HANG: Duration = Duration::from_secs(15);
+
+    fn look_up(client_seq: u64) -> FrontRequest {
+        FrontRequest::Answer {
+            session: (0, Sequence(1)),
+            ix: SessionIx(0),
+            client_seq,
+            request: RequestName {
+                kind: RequestKind::New,
+                client_order_id: 0,
+                engine_order_id: 0,
+            },
+        }
+    }
+
+    fn hold() -> FrontRequest {
+        FrontRequest::Hold {
+            session: (0, Sequence(1)),
+            user_id: "ann".into(),
+            wanted: SetTradingHold {
+                request_id: 1,
+                asset: 0,
+                undrawn_minor: 1,
+            },
+        }
+    }
+
+    /// 64 users with 8 look-ups each, and more of them than their queue has room for: all wait for
+    /// scans that take long.
+    // rows: R341
+    #[tokio::test]
+    async fn r341_look_ups_that_wait_for_scans_delay_no_other_request() {
+        let (requests, received) = request_channel();
+        let (scanning_tx, mut scanning) = mpsc::channel(SCANS_MAX);
+        let (answered_tx, mut answered) = mpsc::channel(1);
+        let answer = move |request: FrontRequest| {
+            let (scanning, answered) = (scanning_tx.clone(), answered_tx.clone());
+            async move {
+                if request.is_look_up() {
+                    scanning.send(()).await.expect("the test reads");
+                    std::future::pending::<()>().await;
+                }
+                answered.send(()).await.expect("the test reads");
+            }
+        };
+        let shutdown = CancellationToken::new();
+        let serving = tokio::spawn(received.serve(shutdown.clone(), answer));
+        let mut client_seq = 0;
+        while requests.try_send(look_up(client_seq)).is_ok() {
+            client_seq += 1;
+            assert!(client_seq < 1_000_000, "the queue has an end");
+        }
+        assert!(client_seq >= 64 * 8);
+        for _ in 0..SCANS_MAX {
+            let scan = tokio::time::timeout(HANG, scanning.recv()).await;
+            scan.expect("in time").expect("a look-up is served");
+        }
+        for _ in 0..2 {
+            assert!(requests.try_send(hold()).is_ok());
+            let answer = tokio::time::timeout(HANG, answered.recv()).await;
+            answer.expect("in time").expect("an answer");
+        }
+        assert!(scanning.try_recv().is_err(), "no more look-ups than scans");
+        shutdown.cancel();
+        let ended = tokio::time::timeout(HANG, serving).await;
+        ended
+            .expect("the stop does not wait for look-ups")
+            .expect("joins");
+    }
 
     #[test]
     fn failed_logins_from_an_ipv6_network_count_as_those_of_one_address() {

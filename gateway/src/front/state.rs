@@ -10,11 +10,10 @@ use admission::{Report as Message, Request, SessionRequest};
 use metrics::Counter;
 use sequencer::{Opened, OrderToTrade, Report, RingPort, Stamp, Submission, SubmitError};
 use service_kit::rate::Rate;
-use tokio::sync::mpsc;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, FrontRequest};
+use super::desk::{Failures, FrontRequest, RequestSender};
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
@@ -93,7 +92,7 @@ impl Counters {
 
 pub struct State {
     pub market: Arc<Market>,
-    pub front_requests: mpsc::Sender<FrontRequest>,
+    pub front_requests: RequestSender,
     pub ring: RingPort,
     pub in_flight: InFlight,
     pub sessions: Sessions,
@@ -134,7 +133,7 @@ pub struct State {
 impl State {
     pub fn new(
         market: Arc<Market>,
-        front_requests: mpsc::Sender<FrontRequest>,
+        front_requests: RequestSender,
         ring: RingPort,
         failures: Arc<Failures>,
     ) -> Self {

@@ -4,18 +4,19 @@
 //! each ring, and ends with a flush to the journal. In layout `fused` it has the books and
 //! applies each command to its book right after its admission. In the other layouts it sends the
 //! commands to engines over rings. It waits without a time limit only for engines, and only to
-//! inspect the books or to send a list of orders that is longer than a ring.
+//! inspect the books, to disconnect a front, or to send a list of orders that is longer than a
+//! ring.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::Request;
+use admission::{CancelRequest, MassCancelRequest, Reject, Request};
 use journal::Room;
 use types::command::{ExpireOrders, Listed, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, SessionIx, UserIx};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
@@ -38,6 +39,7 @@ use scan_limit::ScanLimiter;
 
 mod clock;
 mod complete;
+mod disconnect;
 mod inspect;
 mod launch;
 mod lists;
@@ -112,6 +114,8 @@ pub(crate) struct Hot {
     rings: Vec<HotRingPort>,
     /// By session: index of the ring for its messages.
     routes: Vec<u16>,
+    /// Sessions without a front that are to be closed, each with the epoch of its last login.
+    disconnected: VecDeque<(SessionIx, Sequence)>,
     /// A front that shares this thread.
     polled: Option<Box<dyn Polled>>,
     stats: Arc<Stats>,
@@ -160,6 +164,7 @@ impl Hot {
             reduced: HashSet::new(),
             rings: Vec::new(),
             routes: Vec::new(),
+            disconnected: VecDeque::new(),
             polled: None,
             stats,
             tally: Tally::default(),
@@ -223,12 +228,12 @@ impl Hot {
         let Some(polled) = &mut self.polled else {
             return false;
         };
-        // A panic of the front must not stop the market: its sessions count as disconnected.
+        // A panic of the front must not stop the market: its rings are dropped, and its sessions
+        // count as disconnected.
         let round = catch_unwind(AssertUnwindSafe(|| polled.round()));
         let Ok(did_work) = round else {
             tracing::error!("the front panicked; its sessions are disconnected");
             self.polled = None;
-            self.disconnect_all();
             return true;
         };
         if polled.is_over() {
@@ -283,10 +288,11 @@ impl Hot {
     /// Checks that the journal has room for the request.
     ///
     /// While the journal has no next segment or its buffer is nearly full, the rest of the buffer
-    /// is reserved for requests that reduce risk. Each order may be reduced once by an amend:
-    /// returns that order, which the caller records once the request is admitted.
+    /// is reserved for requests that reduce risk. Each order may be reduced once by an amend: the
+    /// caller records that order once the request is admitted. A member's cancels pass if they end
+    /// an order: others would use up what all members' cancels need.
     #[inline]
-    fn journal(&mut self, source: Source, is_order: bool) -> Result<Option<Handle>, SubmitError> {
+    fn journal(&mut self, source: Source, is_order: bool) -> Result<JournalRoom, SubmitError> {
         if self.keep.is_failed() {
             return Err(SubmitError::JournalFailed);
         }
@@ -302,16 +308,22 @@ impl Hot {
             if !self.reduced.is_empty() {
                 self.reduced.clear();
             }
-            return Ok(None);
+            return Ok(JournalRoom::Any);
         }
         let reduced = match self.request(source) {
             Request::New(_) | Request::CancelAllAfter(_) => None,
             Request::Amend(amend) => self.core.admission().reduced_by(amend),
-            _ => return Ok(None),
+            Request::Cancel(CancelRequest { user, .. })
+            | Request::MassCancel(MassCancelRequest { user, .. })
+                if !user.is_none() =>
+            {
+                return Ok(JournalRoom::Reductions);
+            }
+            _ => return Ok(JournalRoom::Any),
         };
         reduced
             .filter(|order| !self.reduced.contains(order))
-            .map(Some)
+            .map(JournalRoom::Reduced)
             .ok_or(SubmitError::Busy)
     }
 
@@ -396,6 +408,9 @@ impl Hot {
     /// Serves the timers, the rings and the queue once; true when it did work.
     fn run_round(&mut self) -> bool {
         let mut did_work = self.pump() | self.look_at_clock() | self.submit_due_timers();
+        if !self.disconnected.is_empty() {
+            did_work |= self.close_disconnected();
+        }
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
         }
@@ -429,7 +444,7 @@ impl Hot {
     /// Serves the requests of one front, all with one time; true when there were any.
     fn serve_ring(&mut self, port: usize) -> bool {
         if !self.rings[port].fill() {
-            return false;
+            return self.rings[port].has_just_closed() && self.disconnect_front(port);
         }
         let now_ns = self.config.clock.now_ns();
         // Once for all requests: it reads atomics that other threads write.
@@ -496,8 +511,9 @@ impl Hot {
         self.check_epoch(source, asked.epoch)?;
         let over = self.over_rate(&asked, &outline, clock_ns);
         let waited = self.journal(source, outline.is_order);
-        let waited = waited.and_then(|reduced| self.await_earlier(source).map(|()| reduced));
-        let reduced = waited.map_err(|error| self.unless_seen(source, error))?;
+        let waited = waited.and_then(|room| self.await_earlier(source).map(|()| room));
+        let room = waited.map_err(|error| self.unless_seen(source, error))?;
+        let over = over.or_else(|| room.over());
         let mut waiting_since = None;
         loop {
             let refuses = self.refuses_orders(clock_ns);
@@ -515,7 +531,7 @@ impl Hot {
             };
             if let Err(reject) = admitted {
                 if over.is_some() {
-                    return Err(SubmitError::Refused(reject));
+                    return Err(not_admitted(reject));
                 }
                 // A session's refusal is journalled too, so that its numbered answer survives.
                 place.command = admission
@@ -544,7 +560,7 @@ impl Hot {
                 if let Some(message) = dispatch.message {
                     self.count_message(source, dispatch.member, message, clock_ns);
                 }
-                if let Some(order) = reduced {
+                if let JournalRoom::Reduced(order) = room {
                     self.reduced.insert(order);
                 }
                 return Ok(());
@@ -602,6 +618,33 @@ enum Source<'a> {
         port: usize,
         at: usize,
     },
+}
+
+/// Requests that the journal has room for.
+#[derive(Clone, Copy)]
+enum JournalRoom {
+    Any,
+    /// An amend that reduces this order.
+    Reduced(Handle),
+    /// Those that [`admission::Admission::admit_reduction`] admits.
+    Reductions,
+}
+
+impl JournalRoom {
+    /// Why only requests that reduce risk pass, if so.
+    #[inline]
+    fn over(self) -> Option<Reject> {
+        matches!(self, Self::Reductions).then(|| RejectReason::Busy.into())
+    }
+}
+
+/// Error of a request that does not reduce risk. Admission itself never refuses with `BUSY`.
+#[cold]
+fn not_admitted(reject: Reject) -> SubmitError {
+    match reject.reason {
+        RejectReason::Busy => SubmitError::Busy,
+        _ => SubmitError::Refused(reject),
+    }
 }
 
 /// Placeholder for slots that hold no command.

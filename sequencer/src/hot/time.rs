@@ -13,11 +13,13 @@ use crate::timers::Timer;
 
 impl Hot {
     /// Closes all open sessions, since none is connected, and restarts the grace periods of closed
-    /// ones. Called at the start and after a panic of a front.
+    /// ones. Called at the start.
     pub(super) fn disconnect_all(&mut self) {
         let (now_ns, lead_ns) = (self.config.clock.now_ns(), self.lead_ns());
         let admission = self.core.admission();
-        let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
+        let open = admission.open_sessions();
+        self.disconnected
+            .extend(open.map(|(session, row)| (session, row.epoch)));
         let in_grace: Vec<SessionIx> = admission
             .orders()
             .map(|order| order.session)
@@ -38,16 +40,7 @@ impl Hot {
         for (session, at_ns) in switches {
             self.timers.set(session, Timer::CancelAllAfter, at_ns);
         }
-        for session in open {
-            let close = Request::CloseSession {
-                session,
-                epoch: None,
-                keep_orders: false,
-            };
-            while self.own_request(&close) == Err(SubmitError::Busy) {
-                self.pump_or_yield();
-            }
-        }
+        self.close_disconnected();
     }
 
     /// Nanoseconds by which journalled time is ahead of the clock.
