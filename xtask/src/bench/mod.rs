@@ -47,6 +47,10 @@ pub enum Task {
         /// File with a flow in the `XFLOW001` format; default: a generated flow.
         #[arg(long)]
         file: Option<PathBuf>,
+        /// p50 in microseconds of an echo outside this repository that was measured beside these
+        /// runs. The smaller of it and the echo of `wire` is the one of the goals.
+        #[arg(long, value_name = "MICROSECONDS")]
+        probe_us: Option<f64>,
     },
     /// `wire` with its full flow and the default bounds on settlement's lag. Fails unless the
     /// market closes to new orders and the lag stays at its bound.
@@ -116,7 +120,8 @@ pub fn run(task: Task) -> anyhow::Result<()> {
             seconds,
             rate,
             file,
-        } => wire::run(runs, seconds, rate, file.as_deref()),
+            probe_us,
+        } => wire::run(runs, seconds, rate, file.as_deref(), probe_us),
         Task::Gate { seconds } => gate::run(seconds),
         Task::Settle {
             trades,
