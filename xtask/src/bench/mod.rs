@@ -90,7 +90,8 @@ pub enum Task {
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
     /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the figures
-    /// of a server with the same cost per message. Fails if a ratio exceeds its goal.
+    /// of a server with the same cost per message. Fails if a ratio exceeds its goal, or if the hot
+    /// thread has page faults after the warm-up in the median round.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
