@@ -1,9 +1,12 @@
-//! Baseline of `pipeline`: the same open loop over two rings and a thread that only echoes messages
-//! of the same size. There is no admission, no book and no frame.
+//! Baselines of `pipeline`: the same open loop over two rings and a thread that only echoes
+//! messages. There is no admission, no book and no frame.
 //!
 //! With a journal, another thread writes as many bytes at the same interval to the same file
 //! system, on the same cores. The measured latency is that of the machine. With a service time it
 //! also contains the queueing delay of a server with that service time.
+//!
+//! [`run`] has the client of the measured run, which generates the requests and keeps their state:
+//! its ratio compares the path alone. [`run_with_plain_client`] has one that only counts.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -13,8 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use disruptor::{BusySpin, Producer, build_single_producer};
+use admission::{OrderRef, ReportBody, Request, SessionRequest};
+use disruptor::{
+    BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
+    SingleProducerBarrier, build_single_producer,
+};
 use journal::{FileStorage, Storage, aligned::Buffer};
+use sequencer::{Commit, Report, Stamp, Submission, SubmitError};
+use types::{Handle, Id128, InstrumentIx, Lots, Sequence, SessionIx, Ticks, UserIx};
 
 use thread_priority::{
     RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
@@ -22,28 +31,26 @@ use thread_priority::{
 };
 
 use crate::hop::{self, Percentiles, Timer, histogram};
+use crate::load::{Load, USERS};
+use crate::open_loop::{Client, Rings, SENT_TOGETHER, Timing};
 
 /// Messages per ring.
 const RING: usize = 4_096;
-/// Maximum due messages that a client sends before it polls, like a front that submits the requests
-/// of a datagram.
-pub const SENT_TOGETHER: usize = 8;
 /// Bytes of a segment, like the journal's.
 const SEGMENT_BYTES: u64 = 16 << 20;
+/// Slots per session of the orders in the reports of the echo: a multiple of the orders that a
+/// session has open at a time.
+const SESSION_SLOTS: u64 = 64;
 
 /// A request of two cache lines.
 type RequestMessage = [u64; 16];
 /// A report of one cache line.
 type ReportMessage = [u64; 8];
 
-/// The load.
+/// The load of the echo.
 #[derive(Clone, Copy)]
-pub struct Load {
-    /// Messages per second.
-    pub rate: u64,
-    pub seconds: u64,
-    /// Warm-up in seconds, not measured.
-    pub warm_up: u64,
+pub struct EchoLoad {
+    pub timing: Timing,
     /// Core of the echo thread.
     pub core: usize,
     /// Nanoseconds that the echo thread spins for each message.
@@ -66,20 +73,56 @@ impl Writes {
     }
 }
 
-/// Runs the load and returns its latencies, counted from each message's due time.
+/// Runs the client of the measured run over bare rings. Returns the latencies from each request's
+/// due time to its report.
 ///
-/// The calling thread is the client; it must already be pinned to a core.
+/// The calling thread is the client; it must already be pinned to a core. `commit` is that of the
+/// measured run: each report is durable at once, but the client does the same for it.
 ///
 /// # Errors
 /// The folder cannot be written.
-pub fn run(load: Load, journal_writes: Option<(Writes, &Path)>) -> anyhow::Result<Percentiles> {
+pub fn run(
+    echo: EchoLoad,
+    journal_writes: Option<(Writes, &Path)>,
+    load: &mut Load,
+    commit: Option<Commit>,
+) -> anyhow::Result<Percentiles> {
+    beside_writer(echo.core, journal_writes, || {
+        let (rings, echo_thread) = BareRings::connect(echo);
+        let mut client = Client::new(rings, load, commit);
+        client.run(echo.timing)?;
+        let percentiles = Percentiles::of(&client.results.accepted);
+        // Ends the echo thread.
+        drop(client);
+        echo_thread.join().expect("the echo panicked");
+        Ok(percentiles)
+    })
+}
+
+/// As [`run`], with a client that only counts messages, over rings of smaller messages.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn run_with_plain_client(
+    echo: EchoLoad,
+    journal_writes: Option<(Writes, &Path)>,
+) -> anyhow::Result<Percentiles> {
+    beside_writer(echo.core, journal_writes, || Ok(run_echo(echo)))
+}
+
+/// Runs `measure` beside a thread that writes, if there are writes.
+fn beside_writer(
+    core: usize,
+    journal_writes: Option<(Writes, &Path)>,
+    measure: impl FnOnce() -> anyhow::Result<Percentiles>,
+) -> anyhow::Result<Percentiles> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicU64::new(0));
     let writer = match journal_writes {
-        Some((writes, dir)) => Some(spawn_writer(writes, dir, load.core, &is_stopped, &failed)?),
+        Some((writes, dir)) => Some(spawn_writer(writes, dir, core, &is_stopped, &failed)?),
         None => None,
     };
-    let percentiles = run_echo(load);
+    let percentiles = measure();
     is_stopped.store(true, Ordering::Relaxed);
     if let Some(writer) = writer {
         writer.join().expect("the writer panicked");
@@ -88,18 +131,194 @@ pub fn run(load: Load, journal_writes: Option<(Writes, &Path)>) -> anyhow::Resul
         failed.load(Ordering::Relaxed) == 0,
         "the writer thread could not write"
     );
-    Ok(percentiles)
+    percentiles
+}
+
+/// Ring slot of a request, of the size of the node's.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct RequestSlot {
+    submission: Submission,
+    request: Request,
+}
+
+/// Ring slot of a report, of the size of the node's.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct ReportSlot(Report);
+
+/// The client's side of two rings to a thread that answers each request with one report and does
+/// nothing else. It ends when this side is dropped.
+pub struct BareRings {
+    requests: SingleProducer<RequestSlot, SingleConsumerBarrier>,
+    reports: EventPoller<ReportSlot, SingleProducerBarrier>,
+}
+
+impl BareRings {
+    /// Makes the rings and starts the thread.
+    pub fn connect(load: EchoLoad) -> (Self, JoinHandle<()>) {
+        // Placeholders: a slot is written before it is read.
+        let request = || RequestSlot {
+            submission: Submission::default(),
+            request: Request::OpenSession(SessionRequest {
+                key: Id128::NONE,
+                user: UserIx::NONE,
+                stp_group: None,
+                cancel_on_disconnect: false,
+            }),
+        };
+        let report = || {
+            ReportSlot(Report::TakenOver {
+                session: SessionIx::NONE,
+                epoch: Sequence::ZERO,
+            })
+        };
+        let (requests_poller, builder) =
+            build_single_producer(RING, request, BusySpin).new_event_poller();
+        let requests = builder.build();
+        let (reports, builder) = build_single_producer(RING, report, BusySpin).new_event_poller();
+        let producer = builder.build();
+        let thread = std::thread::spawn(move || answer_all(requests_poller, producer, load));
+        (Self { requests, reports }, thread)
+    }
+}
+
+impl Rings for BareRings {
+    #[inline]
+    fn submit(&mut self, request: &Request) -> Result<(), SubmitError> {
+        let published = self.requests.try_publish(|slot| {
+            slot.submission = Submission::default();
+            slot.request = *request;
+        });
+        published.map_err(|_| SubmitError::Busy)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<(), SubmitError> {
+        match self.reports.poll() {
+            Ok(mut reports) => {
+                for report in &mut reports {
+                    each(&report.0);
+                }
+                Ok(())
+            }
+            Err(Polling::NoEvents) => Ok(()),
+            Err(Polling::Shutdown) => Err(SubmitError::Stopping),
+        }
+    }
+}
+
+/// Answers requests until the other side is dropped.
+fn answer_all(
+    mut requests: EventPoller<RequestSlot, SingleProducerBarrier>,
+    mut reports: SingleProducer<ReportSlot, SingleConsumerBarrier>,
+    load: EchoLoad,
+) {
+    hop::pin(load.core);
+    let timer = Timer::start();
+    loop {
+        match requests.poll() {
+            Ok(mut slots) => {
+                for slot in &mut slots {
+                    spin(&timer, load.service_ns);
+                    let report = answer(slot);
+                    reports.publish(|slot| *slot = ReportSlot(report));
+                }
+            }
+            Err(Polling::NoEvents) => spin_loop(),
+            Err(Polling::Shutdown) => return,
+        }
+    }
+}
+
+/// The report on a request: every order rests, and every cancel and amend succeeds.
+fn answer(slot: &RequestSlot) -> Report {
+    let request = &slot.request;
+    let (session, client_seq) = request.client().unwrap_or((SessionIx::NONE, 0));
+    let id_of = |order| match order {
+        OrderRef::Client(id) => id,
+        OrderRef::Handle(handle) => handle.engine_id(),
+    };
+    let price_of = |price: Option<Ticks>| price.unwrap_or(Ticks(0));
+    let (client_order_id, body) = match request {
+        Request::New(new) => (
+            new.client_order_id,
+            ReportBody::Acknowledged {
+                side: new.side,
+                price: price_of(new.price),
+                open: new.quantity,
+            },
+        ),
+        Request::Cancel(cancel) => (
+            id_of(cancel.order),
+            ReportBody::Cancelled {
+                reason: cancel.reason,
+                quantity: Lots(0),
+            },
+        ),
+        Request::Amend(amend) => (
+            id_of(amend.order),
+            ReportBody::Amended {
+                kept_priority: false,
+                price: price_of(amend.price),
+                quantity: Lots(0),
+                open: Lots(0),
+            },
+        ),
+        other => unreachable!("the load has no such request: {other:?}"),
+    };
+    let message = admission::Report {
+        session,
+        instrument: InstrumentIx::NONE,
+        number: client_seq,
+        client_seq,
+        client_order_id,
+        handle: slot_of(session, client_order_id),
+        body,
+    };
+    let stamp = Stamp {
+        sequence: Sequence::ZERO,
+        time_ns: 0,
+        received_ns: slot.submission.received_ns,
+    };
+    Report::SessionMessage(stamp, message)
+}
+
+/// Handle of a session's order. The slots of the open orders differ, and all of them fit the cache,
+/// like the node's.
+fn slot_of(session: SessionIx, client_order_id: u64) -> Handle {
+    let session = session.index() % USERS;
+    let slot = session as u64 * SESSION_SLOTS + client_order_id % SESSION_SLOTS;
+    Handle {
+        slot: slot as u32,
+        generation: 1,
+    }
+}
+
+/// Spins for this time.
+#[inline]
+fn spin(timer: &Timer, ns: u64) {
+    if ns > 0 {
+        let end_ns = timer.ns() + ns;
+        while timer.ns() < end_ns {}
+    }
 }
 
 /// Sends messages at the rate of the load and reads their echoes.
-fn run_echo(load: Load) -> Percentiles {
+fn run_echo(load: EchoLoad) -> Percentiles {
+    let Timing {
+        rate,
+        seconds,
+        warm_up,
+    } = load.timing;
     let (mut requests, builder) =
         build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
     let mut request_producer = builder.build();
     let (mut reports, builder) =
         build_single_producer(RING, || [0u64; 8], BusySpin).new_event_poller();
     let mut report_producer = builder.build();
-    let total = load.rate * (load.warm_up + load.seconds);
+    let total = rate * (warm_up + seconds);
     let other = std::thread::spawn(move || {
         hop::pin(load.core);
         let timer = Timer::start();
@@ -111,10 +330,7 @@ fn run_echo(load: Load) -> Percentiles {
             };
             for message in &mut messages {
                 let message: &RequestMessage = message;
-                if load.service_ns > 0 {
-                    let end_ns = timer.ns() + load.service_ns;
-                    while timer.ns() < end_ns {}
-                }
+                spin(&timer, load.service_ns);
                 let report: ReportMessage = message[..8].try_into().expect("the first line");
                 report_producer.publish(|slot| *slot = report);
                 left -= 1;
@@ -124,8 +340,8 @@ fn run_echo(load: Load) -> Percentiles {
         report_producer
     });
     let mut times = histogram();
-    let warm_up_end_ns = load.warm_up * 1_000_000_000;
-    let due_ns = |number: u64| number * 1_000_000_000 / load.rate;
+    let warm_up_end_ns = warm_up * 1_000_000_000;
+    let due_ns = |number: u64| number * 1_000_000_000 / rate;
     let mut in_flight = VecDeque::with_capacity(RING);
     let (mut sent, mut answered, mut next_due_ns) = (0, 0, 0);
     let timer = Timer::start();

@@ -4,7 +4,10 @@
 //!
 //! Mix: about 47 % orders that rest, 38 % cancels, 8 % replaces and 7 % aggressive orders (IOC,
 //! GTC, FOK, market). Distances from the best price follow a power law. Cancels and replaces prefer
-//! recent orders. Each names a resting order, so none is rejected.
+//! recent orders and those near the best price. Each names a resting order, so none is rejected.
+//! Aggressive orders come in runs of one side and follow a fair value, a bounded random walk.
+//! [`Shape::SINGLE`] has the distributions of the profile `single` of the reference generator, a
+//! program outside this repository.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,6 +22,16 @@ pub struct Shape {
     pub resting: u64,
     /// Distances from the best price are below 2^(`reach_bits` + 1) ticks.
     pub reach_bits: u32,
+    /// Quarters of the cancels and replaces that prefer recent orders, at most two. Another quarter
+    /// prefers orders near the best price.
+    pub recent_quarters: u64,
+    /// Mean number of records between two moves of the fair value.
+    pub fair_interval: u64,
+    /// Maximum distance of the fair value from its start, in ticks.
+    pub fair_reach: i64,
+    /// An aggressive order that is `d` ticks from the fair value moves the price towards it with
+    /// probability `min(d, pull / 2) / pull`, else it belongs to the current run.
+    pub pull: u64,
 }
 
 impl Shape {
@@ -27,16 +40,27 @@ impl Shape {
         profile: 0,
         resting: 2_000,
         reach_bits: 9,
+        recent_quarters: 2,
+        fair_interval: 256,
+        fair_reach: 1_500,
+        pull: 16,
     };
     /// A book that does not fit into it.
     pub const DEEP: Self = Self {
         profile: 1,
         resting: 150_000,
         reach_bits: 16,
+        recent_quarters: 1,
+        fair_interval: 64,
+        fair_reach: 20_000,
+        pull: 64,
     };
 }
 
+/// Fair value at the start, in ticks.
 const CENTRE: i64 = 1_000_000;
+/// Quantities of the orders with round lots, by frequency.
+const ROUND_LOTS: [u64; 8] = [100, 100, 100, 200, 300, 500, 1_000, 2_000];
 
 /// SplitMix64.
 struct Random(u64);
@@ -181,6 +205,10 @@ struct Generator {
     book: PlainBook,
     records: Vec<Record>,
     id_last: u64,
+    /// In ticks.
+    fair_value: i64,
+    /// Side of the current run of aggressive orders.
+    run_side: u8,
 }
 
 /// Generates a flow: the prefill, then `timed` records.
@@ -191,6 +219,8 @@ pub fn generate(shape: Shape, seed: u64, timed: u64) -> Flow {
         book: PlainBook::default(),
         records: Vec::new(),
         id_last: 0,
+        fair_value: CENTRE,
+        run_side: 0,
     };
     g.book.orders.push(None);
     while (g.book.live.len() as u64) < shape.resting {
@@ -251,30 +281,34 @@ impl Generator {
     }
 
     fn random_quantity(&mut self) -> u64 {
-        match self.random.below(3) {
-            0 => [100, 200, 500, 1_000][self.random.below(4) as usize],
-            1 => 1 + self.random.below(100),
-            _ => 10 * (1 + self.random.power_law(8)),
+        match self.random.below(4) {
+            0 | 1 => ROUND_LOTS[self.random.below(8) as usize],
+            2 => 1 + self.random.below(100),
+            _ => 10 * (1 + self.random.power_law(9)),
         }
     }
 
     /// A price that does not cross.
     fn passive_price(&mut self, side: u8) -> i64 {
         let away = if side == 0 { -1 } else { 1 };
-        let other = self.book.best(1 - side);
-        let anchor = match (self.book.best(side), other) {
+        let (own, other) = (self.book.best(side), self.book.best(1 - side));
+        let anchor = match (own, other) {
             (Some(own), _) => own,
             (None, Some(other)) => other + 2 * away,
-            (None, None) => CENTRE + away,
+            (None, None) => self.fair_value + away,
         };
         let distance = if self.shape.profile == 1 && self.random.below(2) == 0 {
             self.random.below(2 << self.shape.reach_bits)
         } else {
             self.random.power_law(self.shape.reach_bits)
         };
-        // One order in eight improves the best price if the spread allows it.
-        let step = if self.random.below(8) == 0 {
-            -away
+        // One order in eight improves the best price, by any distance that the spread allows.
+        let room = match (own, other) {
+            (Some(own), Some(other)) => own.abs_diff(other).saturating_sub(1),
+            _ => 0,
+        };
+        let step = if room > 0 && self.random.below(8) == 0 {
+            -away * (1 + self.random.below(room) as i64)
         } else {
             away * distance as i64
         };
@@ -297,11 +331,24 @@ impl Generator {
         self.book.rest(id, side, price, quantity);
     }
 
+    /// Side of the next aggressive order. A run of one side has ten orders on average.
+    fn aggressive_side(&mut self, middle: i64) -> u8 {
+        if self.random.below(5) == 0 {
+            self.run_side = self.random.below(2) as u8;
+        }
+        let distance = self.fair_value.abs_diff(middle);
+        if self.random.below(self.shape.pull) < distance.min(self.shape.pull / 2) {
+            return u8::from(self.fair_value < middle);
+        }
+        self.run_side
+    }
+
     fn new_aggressive(&mut self) {
-        let side = self.random.below(2) as u8;
-        let Some(best) = self.book.best(1 - side) else {
+        let (Some(bid), Some(ask)) = (self.book.best(0), self.book.best(1)) else {
             return self.new_passive();
         };
+        let side = self.aggressive_side((bid + ask) / 2);
+        let best = if side == 0 { ask } else { bid };
         let slip = self.random.power_law(4) as i64;
         let limit = (if side == 0 { best + slip } else { best - slip }).max(1);
         let kind = match self.random.below(10) {
@@ -328,18 +375,38 @@ impl Generator {
         }
     }
 
-    /// Id of a random resting order, half of the time a recent one.
+    /// Id of a random resting order.
     fn pick_resting(&mut self) -> Option<u64> {
-        if self.random.below(2) == 0 {
-            for _ in 0..4 {
-                let id = self.id_last.saturating_sub(self.random.power_law(7));
-                if self.book.orders[id as usize].is_some() {
-                    return Some(id);
-                }
-            }
-        }
+        let preferred = match self.random.below(4) {
+            quarter if quarter < self.shape.recent_quarters => self.pick_recent(),
+            2 => self.pick_near_best(),
+            _ => None,
+        };
         let count = self.book.live.len() as u64;
-        (count > 0).then(|| self.book.live[self.random.below(count) as usize])
+        preferred.or_else(|| {
+            let at = self.random.below(count) as usize;
+            self.book.live.get(at).copied()
+        })
+    }
+
+    /// `None` after several ids whose orders do not rest.
+    fn pick_recent(&mut self) -> Option<u64> {
+        (0..6).find_map(|_| {
+            let id = self.id_last.saturating_sub(self.random.power_law(7));
+            self.book.orders[id as usize].is_some().then_some(id)
+        })
+    }
+
+    /// `None` if the side has too few prices.
+    fn pick_near_best(&mut self) -> Option<u64> {
+        let side = self.random.below(2) as usize;
+        let level = self.random.power_law(3) as usize;
+        let queue = self.book.sides[side].values().nth(level)?;
+        if self.random.below(2) == 0 {
+            return queue.back().copied();
+        }
+        let at = self.random.power_law(3) as usize;
+        queue.get(at.min(queue.len() - 1)).copied()
     }
 
     fn cancel(&mut self) {
@@ -378,7 +445,7 @@ impl Generator {
             } else {
                 price
             };
-            (price, self.random_quantity())
+            (price, order.open)
         };
         let loses_place = Op::Replace { keeps_place: false };
         self.emit(loses_place, side, id, price, open);
@@ -389,7 +456,21 @@ impl Generator {
         }
     }
 
+    fn move_fair_value(&mut self) {
+        let ticks = 1 + self.random.power_law(5) as i64;
+        let ticks = if self.random.below(2) == 0 {
+            ticks
+        } else {
+            -ticks
+        };
+        let reach = self.shape.fair_reach;
+        self.fair_value = (self.fair_value + ticks).clamp(CENTRE - reach, CENTRE + reach);
+    }
+
     fn step(&mut self) {
+        if self.random.below(self.shape.fair_interval) == 0 {
+            self.move_fair_value();
+        }
         let (live, target) = (self.book.live.len() as i64, self.shape.resting as i64);
         let tilt = ((target - live) * 400 / target.max(1)).clamp(-120, 120);
         match self.random.below(1_000) as i64 {

@@ -8,6 +8,7 @@ pub mod hop;
 pub mod inline;
 pub mod ledger;
 pub mod load;
+pub mod open_loop;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod prepared;

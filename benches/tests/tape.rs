@@ -7,7 +7,7 @@ use benches::baseline_book::BaselineBook;
 use benches::generate::{Shape, generate};
 use benches::prepared::{Collect, PreparedFlow, new_book};
 use benches::wire::reference::Reference;
-use benches::xflow::{Flow, FlowError, HEADER_BYTES, RECORD_BYTES};
+use benches::xflow::{Flow, FlowError, HEADER_BYTES, Kind, Op, RECORD_BYTES};
 use engine::EventSink;
 use sequencer::Record;
 use types::{
@@ -87,6 +87,27 @@ fn r180_a_seed_gives_the_same_file_and_the_file_says_so() {
     assert_eq!(bytes, generate(Shape::SINGLE, 7, 5_000).write());
     assert_ne!(bytes, generate(Shape::SINGLE, 8, 5_000).write());
     assert_eq!(Flow::read(&bytes), Ok(flow));
+}
+
+#[test]
+fn the_single_flow_trades_in_runs_and_as_often_as_the_reference_flow() {
+    let flow = generate(Shape::SINGLE, 1, 100_000);
+    let aggressive = flow.records.iter().filter(|record| match record.op {
+        Op::New(kind) => kind != Kind::Gtc,
+        _ => false,
+    });
+    let sides: Vec<u8> = aggressive.map(|record| record.side).collect();
+    let repeated = sides.windows(2).filter(|pair| pair[0] == pair[1]).count();
+    // Independent sides would repeat in half of the pairs.
+    assert!(
+        repeated * 10 > sides.len() * 6,
+        "{repeated} of {}",
+        sides.len()
+    );
+    let header = &flow.header;
+    let trades_per_100 = header.trades as f64 * 100.0 / header.timed as f64;
+    assert!((14.5..=17.5).contains(&trades_per_100), "{trades_per_100}");
+    assert!(header.levels_mean > 130, "{}", header.levels_mean);
 }
 
 #[test]

@@ -12,6 +12,31 @@ use crate::market::Market;
 
 /// Interval between checks of the trading path. A check only reads state in memory.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
+/// Gauge intervals that `replica_lag_records_max` covers, a minute by default: a scrape per minute
+/// misses no peak.
+const LAG_INTERVALS: usize = 60;
+
+/// Maximum of the last [`LAG_INTERVALS`] values.
+struct RecentMaximum {
+    values: [u64; LAG_INTERVALS],
+    next: usize,
+}
+
+impl RecentMaximum {
+    fn new() -> Self {
+        Self {
+            values: [0; LAG_INTERVALS],
+            next: 0,
+        }
+    }
+
+    /// Adds a value in place of the oldest one; returns the maximum.
+    fn add(&mut self, value: u64) -> u64 {
+        self.values[self.next] = value;
+        self.next = (self.next + 1) % LAG_INTERVALS;
+        self.values.into_iter().fold(0, u64::max)
+    }
+}
 
 /// Shows in the health read what the replica and its followers wait for.
 pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
@@ -67,14 +92,20 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
 
 /// Sets the gauges until shutdown: levels per side of every book, as GetOrderBook counts them
 /// (R276), the lag of replica, history and settlement, and page faults of the hot thread.
+///
+/// `replica_lag_records` is a sample. `replica_lag_records_max` is the highest lag of the last
+/// [`LAG_INTERVALS`] intervals, which the replica keeps itself.
 pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
+    let mut lag_max = RecentMaximum::new();
     loop {
         let lag = |position: Sequence| {
             let assigned = market.replica.assigned();
             assigned.get().saturating_sub(position.get()) as f64
         };
         metrics::gauge!("replica_lag_records").set(lag(market.replica.position()));
+        let highest = lag_max.add(market.replica.take_lag_max());
+        metrics::gauge!("replica_lag_records_max").set(highest as f64);
         metrics::gauge!("market_history_lag_records").set(lag(market.projection.position()));
         metrics::gauge!("settlement_lag_records").set(market.replica.settlement_lag() as f64);
         if let Some(faults) = market.replica.hot_stats().page_faults() {
@@ -105,5 +136,20 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
             () = tokio::time::sleep(interval) => {}
             () = shutdown.cancelled() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_is_the_maximum_until_its_interval_is_too_old() {
+        let mut maximum = RecentMaximum::new();
+        assert_eq!(maximum.add(7), 7);
+        for _ in 1..LAG_INTERVALS {
+            assert_eq!(maximum.add(2), 7);
+        }
+        assert_eq!(maximum.add(3), 3);
     }
 }

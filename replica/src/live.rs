@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -98,6 +98,8 @@ pub(crate) struct Shared {
     names: Arc<Names>,
     hub: Mutex<Hub>,
     position: watch::Sender<Sequence>,
+    /// Highest lag since [`Replica::take_lag_max`], in records.
+    lag_max: AtomicU64,
     /// Number of calls that wait for a position.
     waiting: AtomicUsize,
     /// Ends the thread's pause between batches.
@@ -116,6 +118,12 @@ pub(crate) struct Shared {
 impl Shared {
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records with a sequence that are not applied and published.
+    fn lag(&self) -> u64 {
+        let assigned = self.stats.sequence.load(Ordering::Acquire);
+        assigned.saturating_sub(self.position.borrow().get())
     }
 
     fn hub(&self) -> MutexGuard<'_, Hub> {
@@ -221,6 +229,7 @@ impl LiveReplica {
             state: RwLock::new(state),
             hub: Mutex::new(Hub::new(from)),
             position: watch::Sender::new(from),
+            lag_max: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             end_pause: Notify::new(),
             stats: parts.stats,
@@ -315,6 +324,14 @@ impl Replica {
     pub fn assigned(&self) -> Sequence {
         let assigned = &self.shared.stats.sequence;
         Sequence(assigned.load(Ordering::Acquire))
+    }
+
+    /// Highest lag since the last call, in records; at least the current lag.
+    ///
+    /// Each call starts a new maximum, so only one caller can have it.
+    pub fn take_lag_max(&self) -> u64 {
+        let highest = self.shared.lag_max.swap(0, Ordering::Relaxed);
+        highest.max(self.shared.lag())
     }
 
     /// Counters of the hot thread.
@@ -638,6 +655,9 @@ impl Live {
             .map_err(|differs: Differs| End::Failed(differs.to_string()))?;
         let batch = Batch::new(applied);
         let position = batch.last();
+        // Between two batches the lag only grows, so it is highest here.
+        let lag = self.shared.lag();
+        self.shared.lag_max.fetch_max(lag, Ordering::Relaxed);
         self.shared.hub().publish(batch);
         self.shared.position.send_replace(position);
         self.shared.backlog.sessions_at(position);

@@ -349,6 +349,54 @@ async fn r178_a_read_is_never_older_than_the_answer_before_it() {
     handle.stop();
 }
 
+// Samples of the lag miss what happens between them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_highest_lag_is_kept_until_it_is_taken() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let live = follow(&handle, None);
+    let replica = live.replica();
+    let order = || Request::New(desk.order(0, Side::Buy, 9_000, 1));
+    let before = done(&desk.port, order()).await.command.sequence;
+    in_time("the replica follows", replica.wait(before))
+        .await
+        .expect("runs");
+    replica.take_lag_max();
+
+    // The replica cannot apply a record while its state is read.
+    let (has_begun, begun) = std::sync::mpsc::sync_channel(1);
+    let (end, ended) = std::sync::mpsc::sync_channel(1);
+    let read = replica.clone();
+    let reader = std::thread::spawn(move || {
+        read.read(|_| {
+            has_begun.send(()).expect("the test waits");
+            ended.recv_timeout(HANG)
+        })
+    });
+    begun.recv_timeout(HANG).expect("reads");
+    let mut last = before;
+    for _ in 0..50 {
+        last = done(&desk.port, order()).await.command.sequence;
+    }
+    let assigned = async {
+        while replica.assigned() < last {
+            tokio::task::yield_now().await;
+        }
+    };
+    in_time("the sequences are published", assigned).await;
+    end.send(()).expect("the reader waits");
+    reader.join().expect("no panic").expect("in time");
+    in_time("the replica follows", replica.wait(last))
+        .await
+        .expect("runs");
+    assert_eq!(replica.position(), replica.assigned(), "a sample");
+    assert_eq!(replica.take_lag_max(), last.get() - before.get());
+    assert_eq!(replica.take_lag_max(), 0);
+    drop(live);
+    handle.stop();
+}
+
 // An id finds its order while it is open; a checkpoint keeps the order, not the time of its change.
 #[tokio::test]
 async fn an_open_order_is_found_by_its_public_id() {

@@ -1,34 +1,26 @@
 //! The whole trading path under an open loop: request ring, admission, matching, journal, report
 //! ring.
 //!
-//! One client thread sends requests at a fixed rate regardless of the answers, and reads reports.
-//! Latency counts from the time at which a request is *due*, so a stall delays every request after
-//! it (no coordinated omission). A request is *accepted* when the client reads its answer and
-//! *durable* when the commit position has passed it.
+//! The client ([`benches::open_loop`]) sends requests at a fixed rate regardless of the answers.
+//! The baseline is the same client over bare rings.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use admission::{ReportBody, Request};
 use anyhow::Context;
-use benches::baseline::{self, Writes};
-use benches::hop::{self, Percentiles, Timer, histogram, ping_pong, ring_hop};
+use benches::baseline::{self, EchoLoad, Writes};
+use benches::hop::{self, Percentiles, ping_pong, ring_hop};
 use benches::load::Load;
+use benches::open_loop::{Client, Timing};
 use clap::{Parser, ValueEnum};
-use hdrhistogram::Histogram;
 use latency::plot::{self, Curve};
 use sequencer::{
-    Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, Report, RingPort, SequencerHandle,
-    Stats, Submission, SubmitError, Volatile,
+    Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, SequencerHandle, Stats, Volatile,
 };
-use types::Sequence;
 
-/// Maximum requests in flight; a power of two.
-const WINDOW: usize = 1 << 16;
 /// Capacity of the client's request and report rings.
 const RING: usize = 4_096;
 /// Round trips of each round-trip measurement.
@@ -166,157 +158,6 @@ impl Node {
     }
 }
 
-/// A request in flight.
-#[derive(Clone, Copy, Default)]
-struct InFlightRequest {
-    /// Due time in nanoseconds since the start.
-    due_ns: u64,
-}
-
-/// Results of the run.
-struct Results {
-    accepted: Histogram<u64>,
-    durable: Histogram<u64>,
-    requests: u64,
-    rejected: u64,
-    /// Requests answered by `Report::NotSubmitted`. The latencies exclude them.
-    not_submitted: u64,
-    /// Attempts that found the request ring full. The request is retried and keeps its due time.
-    ring_full: u64,
-    events: u64,
-}
-
-/// State of the client thread, which sends requests and reads reports.
-struct Client {
-    ring: RingPort,
-    load: Load,
-    commit: Option<Commit>,
-    sent: Box<[InFlightRequest]>,
-    /// Sequence and due time of the requests that are accepted and not yet durable.
-    pending: VecDeque<(Sequence, u64)>,
-    results: Results,
-    /// End of the warm-up. Requests due earlier are not counted.
-    warm_up_end_ns: u64,
-    timer: Timer,
-}
-
-impl Client {
-    fn now_ns(&self) -> u64 {
-        self.timer.ns()
-    }
-
-    fn run(&mut self, args: &Args) -> anyhow::Result<()> {
-        let total = args.rate * (args.warm_up + args.seconds);
-        let due_ns = |number: u64| number * 1_000_000_000 / args.rate;
-        self.timer = Timer::start();
-        self.warm_up_end_ns = args.warm_up * 1_000_000_000;
-        let (mut sent, mut answered) = (0, 0);
-        let mut unsent: Option<Request> = None;
-        let mut next_due_ns = 0;
-        while answered < total {
-            for _ in 0..baseline::SENT_TOGETHER {
-                let is_due = sent < total && self.now_ns() >= next_due_ns;
-                if !is_due || sent - answered >= WINDOW as u64 {
-                    break;
-                }
-                let request = unsent.take().unwrap_or_else(|| self.load.next_request());
-                self.sent[sent as usize % WINDOW] = InFlightRequest {
-                    due_ns: next_due_ns,
-                };
-                self.load.set_tag(&request, sent);
-                match self.ring.submit(Submission::default(), &request) {
-                    Ok(()) => {
-                        sent += 1;
-                        next_due_ns = due_ns(sent);
-                    }
-                    Err(SubmitError::Busy) => {
-                        self.results.ring_full += 1;
-                        unsent = Some(request);
-                        break;
-                    }
-                    Err(other) => anyhow::bail!("the node stopped: {other}"),
-                }
-            }
-            answered += self.read_reports()?;
-            self.read_commit();
-        }
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !self.pending.is_empty() {
-            self.read_commit();
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "timed out waiting for the journal"
-            );
-        }
-        Ok(())
-    }
-
-    /// Reads the available reports. Returns the number of answers among them.
-    fn read_reports(&mut self) -> anyhow::Result<u64> {
-        let mut answered = 0;
-        let (load, sent, results) = (&mut self.load, &self.sent, &mut self.results);
-        let (pending, warm_up_end_ns, timer) =
-            (&mut self.pending, self.warm_up_end_ns, &self.timer);
-        let has_journal = self.commit.is_some();
-        self.ring.poll(|report| match report {
-            Report::SessionMessage(stamp, message) => {
-                results.events += u64::from(message.client_seq == 0);
-                let Some(tag) = load.on_report(message) else {
-                    return;
-                };
-                answered += 1;
-                let request = sent[tag as usize % WINDOW];
-                if has_journal {
-                    pending.push_back((stamp.sequence, request.due_ns));
-                }
-                if request.due_ns >= warm_up_end_ns {
-                    // One clock reading per report, since processing a batch takes time.
-                    let ns = timer.ns().saturating_sub(request.due_ns).max(1);
-                    results.accepted.saturating_record(ns);
-                    results.requests += 1;
-                    let is_rejected = matches!(message.body, ReportBody::Rejected { .. });
-                    results.rejected += u64::from(is_rejected);
-                }
-            }
-            Report::NotSubmitted { .. } => {
-                answered += 1;
-                results.not_submitted += 1;
-            }
-            Report::Opened(_)
-            | Report::Submitted { .. }
-            | Report::OrderToTrade(..)
-            | Report::TakenOver { .. } => {}
-        })?;
-        Ok(answered)
-    }
-
-    fn read_commit(&mut self) {
-        let Some(commit) = &self.commit else { return };
-        if self.pending.is_empty() {
-            return;
-        }
-        let position = commit.position();
-        if self
-            .pending
-            .front()
-            .is_none_or(|(sequence, _)| *sequence > position)
-        {
-            return;
-        }
-        let now_ns = self.now_ns();
-        while let Some((sequence, due_ns)) = self.pending.front().copied() {
-            if sequence > position {
-                break;
-            }
-            self.pending.pop_front();
-            if due_ns >= self.warm_up_end_ns {
-                let ns = now_ns.saturating_sub(due_ns).max(1);
-                self.results.durable.saturating_record(ns);
-            }
-        }
-    }
-}
-
 /// Reads the hot thread's page faults at the end of the warm-up, on a separate thread, so that the
 /// client thread makes no system call under load.
 fn page_faults_at(stats: &Arc<Stats>, warm_up_s: u64) -> JoinHandle<Option<u64>> {
@@ -383,7 +224,7 @@ fn main() -> anyhow::Result<()> {
         args.client_core
     );
     let mut ring = node.port().rings(RING, Arc::default())?;
-    let load = Load::open(&node.port(), &mut ring, args.instruments, args.seed)
+    let mut load = Load::open(&node.port(), &mut ring, args.instruments, args.seed)
         .map_err(|error| anyhow::anyhow!("cannot open the load: {error}"))?;
     let threads = describe_threads(&args, cores);
     if !args.json {
@@ -403,50 +244,44 @@ fn main() -> anyhow::Result<()> {
     let before = ping_pong(args.hot_core, ROUNDS);
     let hop_before = ring_hop(args.hot_core, ROUNDS);
 
-    let mut client = Client {
-        ring,
-        load,
-        commit: node.commit(),
-        sent: vec![InFlightRequest::default(); WINDOW].into_boxed_slice(),
-        pending: VecDeque::with_capacity(1 << 20),
-        results: Results {
-            accepted: histogram(),
-            durable: histogram(),
-            requests: 0,
-            rejected: 0,
-            not_submitted: 0,
-            ring_full: 0,
-            events: 0,
-        },
-        warm_up_end_ns: 0,
-        timer: Timer::start(),
-    };
+    let mut client = Client::new(ring, &mut load, node.commit());
     if !args.json {
         println!("running");
     }
     let at_warm_up_end = page_faults_at(node.stats(), args.warm_up);
-    client.run(&args)?;
+    client.run(Timing {
+        rate: args.rate,
+        seconds: args.seconds,
+        warm_up: args.warm_up,
+    })?;
     let page_faults = page_faults_since(at_warm_up_end, node.stats());
+    let results = client.results;
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
     let hop_after = ring_hop(args.hot_core, ROUNDS);
     let (client_jitter, hot_jitter) =
         hop::jitter_probe(args.hot_core, args.rate, JITTER_PROBE_TIME);
     let writes = node.mean_write(args.warm_up + args.seconds);
-    let bare_rings = |service_ns| {
-        let load = baseline::Load {
+    let echo = |service_ns| EchoLoad {
+        timing: Timing {
             rate: args.rate,
             seconds: args.seconds.min(BASELINE_SECONDS_MAX),
             warm_up: 1,
-            core: args.hot_core,
-            service_ns,
-        };
-        let dir = folder.path().join(format!("baseline-{service_ns}"));
-        baseline::run(load, writes.map(|writes| (writes, dir.as_path())))
+        },
+        core: args.hot_core,
+        service_ns,
+    };
+    let dir_of = |name: &str| folder.path().join(format!("baseline-{name}"));
+    let mut bare_rings = |service_ns: u64| {
+        let dir = dir_of(&service_ns.to_string());
+        let writes = writes.map(|writes| (writes, dir.as_path()));
+        baseline::run(echo(service_ns), writes, &mut load, node.commit())
     };
     let baseline = bare_rings(0)?;
     let serving = args.service_ns.map(bare_rings).transpose()?;
-    let results = &client.results;
+    let dir = dir_of("plain");
+    let plain_writes = writes.map(|writes| (writes, dir.as_path()));
+    let plain = baseline::run_with_plain_client(echo(0), plain_writes)?;
     let accepted = Percentiles::of(&results.accepted);
     let durable = (!args.no_journal).then(|| Percentiles::of(&results.durable));
     if let Some(path) = &args.plot {
@@ -483,6 +318,7 @@ fn main() -> anyhow::Result<()> {
                 "pingpong_after_p50_ns": after.p50_ns,
                 "floor": baseline.json(),
                 "floor_service": serving.map(|percentiles| percentiles.json()),
+                "floor_plain": plain.json(),
                 "floor_writes": writes.map(|writes| writes.json()),
                 "ring_hop": hop_before.json(),
                 "ring_hop_after": hop_after.json(),
@@ -515,7 +351,8 @@ fn main() -> anyhow::Result<()> {
         println!("{faults} page faults of the hot thread after the warm-up");
     }
     println!("accepted: {accepted}");
-    println!("baseline: {baseline} (the same load, echoed over bare rings)");
+    println!("baseline: {baseline} (the same client and load over bare rings)");
+    println!("          {plain} (the same with a client that only counts)");
     if let (Some(serving), Some(service_ns)) = (&serving, args.service_ns) {
         println!("          {serving} (the same with {service_ns} ns of work per message)");
     }

@@ -1,6 +1,9 @@
 //! Orders from a spinning client over QUIC to a running platform. Measures *accepted* and *durable*
-//! latency with one request in flight, durable requests per second of an order flow with many
-//! requests in flight, and an echo over the same transport as the baseline.
+//! latency with one request in flight, and durable requests per second of an order flow with many
+//! requests in flight.
+//!
+//! The latencies and their baselines are measured before the flow, while settlement and history
+//! have nothing to do: half of the baselines, then the latencies, then the other half.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,34 +11,38 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use benches::generate::{Shape, generate};
-use benches::hop::{self, histogram};
-use benches::wire::flow::{Counts, Flow, Load};
+use benches::hop;
+use benches::wire::baselines::{self, Baselines, BlockFile};
+use benches::wire::closed_loop::{self, Latencies};
+use benches::wire::flow::{Flow, Load};
 use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Verified};
-use benches::wire::sample::{Sample, Sampler};
-use benches::wire::{baselines, echo, settings, setup::PlatformClient};
+use benches::wire::report::Report;
+use benches::wire::sample::{Sampler, followers_lag};
+use benches::wire::{settings, setup::PlatformClient};
 use benches::xflow;
 use clap::Parser;
 use client::spinning::Connection;
 use client::{LoginOptions, Trust};
-use hdrhistogram::Histogram;
 use sequencer::inspect::Folder;
-use types::{InstrumentIx, Side};
-use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
+use types::InstrumentIx;
 
 /// Initial roubles per member. Half of them become the trading hold.
 const INITIAL_ROUBLES: u64 = 20_000_000_000;
 /// Initial instrument units per member of the flow.
 const INITIAL_UNITS: u64 = 400_000_000;
-/// Price of the orders of the closed loop. It is low enough that no order trades and the hold
-/// always suffices.
-const PRICE_TICKS: i64 = 100;
 /// Bytes of a request in the echo: those of a `NewOrder`.
 const REQUEST_BYTES: usize = 55;
 /// Bytes of a response in the echo: those of `Accepted` and `OrderAck`.
 const RESPONSE_BYTES: usize = 46 + 99;
-/// Writes in the durable-write baseline.
+/// Writes in the durable-write baseline, both halves.
 const BASELINE_WRITES: u64 = 4_000;
+/// Maximum age of the platform's gauges, which are set once per second.
+const GAUGE_AGE_MAX: Duration = Duration::from_millis(1_500);
+/// Maximum wait until settlement and history have no more records.
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Pause between two readings of the gauges.
+const GAUGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Measures latency and throughput of the trading protocol.
 #[derive(Parser)]
@@ -94,131 +101,6 @@ struct Args {
     json: bool,
 }
 
-fn order(instrument: u32, id: u64) -> ClientMessage {
-    NewOrder::limit(id, instrument, Side::Buy, PRICE_TICKS, 1).into()
-}
-
-fn cancel(id: u64) -> ClientMessage {
-    Cancel {
-        client_order_id: id,
-        engine_order_id: 0,
-    }
-    .into()
-}
-
-/// Request of the closed loop: a new order for an odd number, its cancel for the next even number.
-fn request(instrument: u32, number: u64) -> ClientMessage {
-    match number % 2 {
-        1 => order(instrument, number.div_ceil(2)),
-        _ => cancel(number.div_ceil(2)),
-    }
-}
-
-/// Sends each request after the durable answer to the previous one. Returns the latencies to
-/// *accepted* and *durable* in nanoseconds.
-fn closed_loop(
-    connection: &mut Connection,
-    instrument: u32,
-    count: usize,
-) -> anyhow::Result<(Histogram<u64>, Histogram<u64>)> {
-    let (mut accepted, mut durable) = (histogram(), histogram());
-    let warm_up = count / 10;
-    for number in 1..=(count + warm_up) as u64 {
-        let sent = Instant::now();
-        let request = connection.send(0, &request(instrument, number))?;
-        let request = request.context("the send buffer is full")?;
-        connection.flush();
-        let (mut accepted_after, mut durable_after) = (None, None);
-        while durable_after.is_none() {
-            connection.poll()?;
-            while let Some(report) = connection.recv() {
-                match &report.message {
-                    ServerMessage::Accepted(_) => accepted_after = Some(sent.elapsed()),
-                    ServerMessage::Rejected(m) => {
-                        anyhow::bail!("request {number} was rejected: {}", m.reason);
-                    }
-                    other if other.answers() == request => durable_after = Some(sent.elapsed()),
-                    _ => {}
-                }
-            }
-            anyhow::ensure!(
-                sent.elapsed() < Duration::from_secs(30),
-                "no answer to request {number}"
-            );
-        }
-        if number as usize > warm_up {
-            let ns = |at: Option<Duration>| at.map_or(0, |at| at.as_nanos() as u64);
-            accepted.saturating_record(ns(accepted_after));
-            durable.saturating_record(ns(durable_after));
-        }
-    }
-    Ok((accepted, durable))
-}
-
-fn percentiles(histogram: &Histogram<u64>) -> serde_json::Value {
-    let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1_000.0;
-    serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
-}
-
-/// Rates and lags during the flow.
-fn load_metrics(samples: &[Sample], counts: &Counts) -> serde_json::Value {
-    let per_s = counts.durable as f64 / counts.seconds;
-    let max_of = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-    // The first sample is taken one second into the flow.
-    let growth = |of: fn(&Sample) -> f64| match samples {
-        [first, .., last] => of(last) - of(first),
-        _ => 0.0,
-    };
-    let sampled_s = match samples {
-        [first, .., last] => last.at.duration_since(first.at).as_secs_f64(),
-        _ => f64::INFINITY,
-    };
-    // A follower processes records at the arrival rate minus the growth of its lag.
-    let processed_per_s =
-        |of: fn(&Sample) -> f64| (per_s - growth(of) / sampled_s).max(0.0).round();
-    let trades_per_s = (counts.trades as f64 / counts.seconds).max(1.0);
-    // Time to post the records that are not in the ledger, plus time to finalize the posted trades.
-    let settlement_lag_s = |s: &Sample| s.settlement_lag / per_s + s.trades_pending / trades_per_s;
-    let lags_ms: Vec<f64> = samples
-        .iter()
-        .map(|s| (s.replica_lag / per_s * 1e5).round() / 100.0)
-        .collect();
-    serde_json::json!({
-        "replica_lag_ms": lags_ms.iter().copied().fold(0.0, f64::max),
-        "replica_lags_ms": lags_ms,
-        "replica_lag_p50_ms": benches::median(lags_ms.clone()),
-        "history_per_s": processed_per_s(|s| s.history_lag),
-        "settlement_per_s": processed_per_s(|s| s.settlement_lag),
-        "settlement_lag_records": max_of(|s| s.settlement_lag),
-        "settlement_lag_end_s": samples.last().map_or(0.0, settlement_lag_s),
-        "trades_final_per_s": (growth(|s| s.trades_final) / sampled_s).round(),
-        "intake_stage": max_of(|s| s.stage),
-        "hot_page_faults": growth(|s| s.page_faults),
-        "rss_mb": (max_of(|s| s.resident_bytes) / 1e6).round(),
-        "tenths": tenths(samples, settlement_lag_s, per_s),
-    })
-}
-
-/// Highest lags in seconds and memory of each tenth of the flow.
-fn tenths(
-    samples: &[Sample],
-    settlement_lag_s: impl Fn(&Sample) -> f64,
-    per_s: f64,
-) -> Vec<serde_json::Value> {
-    let tenths = samples.chunks(samples.len().div_ceil(10).max(1));
-    let tenths = tenths.map(|tenth| {
-        let max = |of: &dyn Fn(&Sample) -> f64| tenth.iter().map(of).fold(0.0, f64::max);
-        let rounded = |value: f64| (value * 1e3).round() / 1e3;
-        serde_json::json!({
-            "settlement_lag_s": rounded(max(&settlement_lag_s)),
-            "history_lag_s": rounded(max(&|s| s.history_lag / per_s)),
-            "replica_lag_s": rounded(max(&|s| s.replica_lag / per_s)),
-            "rss_mb": (max(&|s| s.resident_bytes) / 1e6).round(),
-        })
-    });
-    tenths.collect()
-}
-
 /// Creates one member for the closed loop and `count` members of the flow. The latter also get
 /// units.
 fn members(platform: &PlatformClient, instrument: &str, count: u16) -> anyhow::Result<Vec<String>> {
@@ -229,6 +111,98 @@ fn members(platform: &PlatformClient, instrument: &str, count: u16) -> anyhow::R
         platform.units(user, instrument, INITIAL_UNITS)?;
     }
     Ok(users)
+}
+
+/// The flow of the file, or a generated one.
+fn flow_of(args: &Args) -> anyhow::Result<xflow::Flow> {
+    match &args.file {
+        Some(file) => xflow::Flow::read(&std::fs::read(file)?)
+            .map_err(|error| anyhow::anyhow!("{}: {error}", file.display())),
+        None => Ok(generate(Shape::SINGLE, args.seed, args.flow)),
+    }
+}
+
+/// Connects and logs all sessions in. That of the closed loop has channel 0 and belongs to the
+/// first user.
+fn connect(args: &Args, trust: &Trust, users: &[String]) -> anyhow::Result<Connection> {
+    let mut connection = Connection::connect(args.trading, trust)?;
+    let money_hold_minor = i64::try_from(INITIAL_ROUBLES * 50)?;
+    let mut login = |channel: u16, user: &str, name: &str| {
+        let options = LoginOptions {
+            money_hold_minor,
+            ..LoginOptions::new(&format!("sandbox.trader.{user}"), name)
+        };
+        connection.login(channel, options)
+    };
+    login(0, &users[0], "bench")?;
+    for channel in 1..=args.users * args.sessions {
+        let user = &users[usize::from(1 + (channel - 1) / args.sessions)];
+        login(channel, user, &format!("bench-{channel}"))?;
+    }
+    Ok(connection)
+}
+
+/// Number of the instrument in the protocol.
+fn number_of(connection: &Connection, id: &str) -> anyhow::Result<u32> {
+    let mut listed = connection.instruments();
+    let traded = listed.find(|definition| definition.id.as_str() == id);
+    let traded = traded.context("the gateway does not list the instrument")?;
+    Ok(traded.instrument)
+}
+
+/// Waits until settlement and history have processed every record.
+fn wait_until_quiet(platform: &PlatformClient, connection: &mut Connection) -> anyhow::Result<()> {
+    let since = Instant::now();
+    loop {
+        // Sends heartbeats.
+        connection.poll()?;
+        let lag = followers_lag(platform)?;
+        // Before that the gauges may not include the last records.
+        if lag == 0.0 && since.elapsed() > GAUGE_AGE_MAX {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            since.elapsed() < QUIET_WAIT_MAX,
+            "settlement and history lag by {lag} records: use a platform without a backlog"
+        );
+        std::thread::sleep(GAUGE_PAUSE);
+    }
+}
+
+/// Measures the latencies at window 1 between the two halves of the baselines.
+fn measure_latencies(
+    args: &Args,
+    cores: usize,
+    platform: &PlatformClient,
+    connection: &mut Connection,
+    instrument: u32,
+) -> anyhow::Result<(Latencies, Baselines)> {
+    let half = baselines::Load {
+        core: args.echo_core,
+        cores,
+        request_bytes: REQUEST_BYTES,
+        response_bytes: RESPONSE_BYTES,
+        rounds: args.requests.div_ceil(2),
+        writes: BASELINE_WRITES / 2,
+    };
+    let blocks = BlockFile::create(&args.data_dir)?;
+    wait_until_quiet(platform, connection)?;
+    let mut baselines = Baselines::measure(&half, &blocks)?;
+    let latencies = closed_loop::run(connection, instrument, args.requests)?;
+    wait_until_quiet(platform, connection)?;
+    baselines.add(&Baselines::measure(&half, &blocks)?)?;
+    Ok((latencies, baselines))
+}
+
+/// Replays the run's journal in the reference book.
+fn verify(args: &Args, instrument: u32, commit: u64, trades: u64) -> anyhow::Result<Verified> {
+    let journal = Folder::new(&args.data_dir.join("journal"));
+    let verified = reference::verify(&journal, InstrumentIx(instrument), commit)?;
+    anyhow::ensure!(
+        verified.trades >= trades,
+        "{verified:?}, the members received {trades} trades"
+    );
+    Ok(verified)
 }
 
 fn main() -> anyhow::Result<()> {
@@ -259,12 +233,7 @@ fn main() -> anyhow::Result<()> {
         rate: args.rate,
         duration: Duration::from_secs(args.seconds),
     };
-    let records = match &args.file {
-        Some(file) => xflow::Flow::read(&std::fs::read(file)?)
-            .map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?,
-        None => generate(Shape::SINGLE, args.seed, args.flow),
-    };
-    let mut flow = Flow::new(records, &load, 1);
+    let mut flow = Flow::new(flow_of(&args)?, &load, 1);
     let idle = Idle::start(args.trading, &trust, &users[1..], args.idle)?;
     anyhow::ensure!(
         hop::pin(args.core),
@@ -272,27 +241,10 @@ fn main() -> anyhow::Result<()> {
         args.core
     );
 
-    let mut connection = Connection::connect(args.trading, &trust)?;
-    let money_hold_minor = i64::try_from(INITIAL_ROUBLES * 50)?;
-    let mut login = |channel: u16, user: &str, name: &str| {
-        let options = LoginOptions {
-            money_hold_minor,
-            ..LoginOptions::new(&format!("sandbox.trader.{user}"), name)
-        };
-        connection.login(channel, options)
-    };
-    login(0, &users[0], "bench")?;
-    for channel in 1..=args.users * args.sessions {
-        let user = &users[usize::from(1 + (channel - 1) / args.sessions)];
-        login(channel, user, &format!("bench-{channel}"))?;
-    }
-    let mut listed = connection.instruments();
-    let traded = listed.find(|definition| definition.id.as_str() == id);
-    let instrument = traded
-        .context("the gateway does not list the instrument")?
-        .instrument;
-    drop(listed);
-    let (accepted, durable) = closed_loop(&mut connection, instrument, args.requests)?;
+    let mut connection = connect(&args, &trust, &users)?;
+    let instrument = number_of(&connection, &id)?;
+    let (latencies, baselines) =
+        measure_latencies(&args, cores, &platform, &mut connection, instrument)?;
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
     let samples = sampler.stop();
@@ -301,59 +253,30 @@ fn main() -> anyhow::Result<()> {
     let trading_budget = platform.trading_budget(&users[1])?;
     drop(connection);
     let verified = match args.verify {
-        true => {
-            let journal = Folder::new(&args.data_dir.join("journal"));
-            let verified = reference::verify(&journal, InstrumentIx(instrument), status.commit)?;
-            anyhow::ensure!(
-                verified.trades >= counts.trades,
-                "{verified:?} of {counts:?}"
-            );
-            Some(verified)
-        }
+        true => Some(verify(&args, instrument, status.commit, counts.trades)?),
         false => None,
     };
-    // One response: the second one has no bytes.
-    let response_bytes = [RESPONSE_BYTES, 0];
-    let echoed = echo::run(args.echo_core, REQUEST_BYTES, response_bytes, args.requests)?;
-    let net = baselines::net(args.echo_core, REQUEST_BYTES, RESPONSE_BYTES, args.requests)?;
-    let durable_baseline =
-        baselines::durable(&args.data_dir, cores, args.echo_core, BASELINE_WRITES)?;
-
-    let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
-    let mut line = serde_json::json!({
-        "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
-                  "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
-                  "mix": "47 % orders that rest, 38 % cancels, 8 % amends, 7 % orders that trade" },
-        "cores": cores,
-        "layout": settings.layout,
-        "bounds": status.bounds,
-        "trading_budget": trading_budget,
-        "trading_limit_basis": settings.trading_limit_basis,
-        "lag_bounds": settings.lag_bounds,
-        "echo": percentiles(&echoed),
-        "net": percentiles(&net),
-        "accepted": percentiles(&accepted),
-        "durable": percentiles(&durable),
-        "durable_floor": percentiles(&durable_baseline),
-        "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
-        "reject_rate": share(counts.refused),
-        "too_late_rate": share(counts.too_late),
-        "self_trade_rate": share(counts.prevented),
-        "trades": counts.trades,
-        "trades_per_order": share(counts.trades),
-        "duration_s": counts.seconds,
-        "judged": verified.map(|Verified { commands, trades }| {
-            serde_json::json!({ "commands": commands, "trades": trades })
+    let report = Report {
+        load: serde_json::json!({
+            "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
+            "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
+            "mix": "47 % orders that rest, 38 % cancels, 8 % amends, 7 % orders that trade",
         }),
-    });
-    let load_metrics = load_metrics(&samples, &counts);
-    for (key, value) in load_metrics.as_object().into_iter().flatten() {
-        line[key] = value.clone();
-    }
+        cores,
+        settings,
+        status,
+        trading_budget,
+        latencies,
+        baselines,
+        counts,
+        samples,
+        verified,
+    };
+    let figures = report.json();
     if args.json {
-        println!("{line}");
+        println!("{figures}");
     } else {
-        println!("{}", serde_json::to_string_pretty(&line)?);
+        println!("{}", serde_json::to_string_pretty(&figures)?);
     }
     Ok(())
 }

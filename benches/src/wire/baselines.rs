@@ -1,5 +1,5 @@
-//! Baselines without the platform's code: a datagram round trip, and a durable write by a parked
-//! thread.
+//! Baselines without the platform's code: an echo on the platform's transport, a datagram round
+//! trip, and a durable write by a parked thread.
 
 use std::fs::{File, OpenOptions};
 use std::hint::spin_loop;
@@ -15,6 +15,7 @@ use journal::aligned::Buffer;
 use rustix::fs::OFlags;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::echo;
 use crate::hop;
 
 /// Size of a durable write.
@@ -26,6 +27,81 @@ const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Sizes and counts of the baselines.
+pub struct Load {
+    /// Core of the echo servers and of the thread that spins beside the writes.
+    pub core: usize,
+    /// Cores of the machine.
+    pub cores: usize,
+    pub request_bytes: usize,
+    pub response_bytes: usize,
+    /// Round trips of each echo.
+    pub rounds: usize,
+    /// Durable writes.
+    pub writes: u64,
+}
+
+/// Times of the baselines in nanoseconds.
+pub struct Baselines {
+    /// Round trips of [`echo::run`].
+    pub echo: Histogram<u64>,
+    /// Round trips of [`net`].
+    pub net: Histogram<u64>,
+    /// Writes of [`durable`].
+    pub durable: Histogram<u64>,
+}
+
+impl Baselines {
+    /// Runs the three baselines, one after the other.
+    ///
+    /// # Errors
+    /// A socket or the file cannot be used, or a message is lost.
+    pub fn measure(load: &Load, blocks: &BlockFile) -> anyhow::Result<Self> {
+        // One response: the second one has no bytes.
+        let responses = [load.response_bytes, 0];
+        Ok(Self {
+            echo: echo::run(load.core, load.request_bytes, responses, load.rounds)?,
+            net: net(
+                load.core,
+                load.request_bytes,
+                load.response_bytes,
+                load.rounds,
+            )?,
+            durable: durable(blocks, load.cores, load.core, load.writes)?,
+        })
+    }
+
+    /// Adds the times of another measurement.
+    ///
+    /// # Errors
+    /// None for histograms of the same bounds.
+    pub fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        self.echo.add(&other.echo)?;
+        self.net.add(&other.net)?;
+        self.durable.add(&other.durable)?;
+        Ok(())
+    }
+}
+
+/// File for the durable writes. All its blocks are written and synced.
+pub struct BlockFile(tempfile::NamedTempFile);
+
+impl BlockFile {
+    /// Creates the file in `dir`. It is deleted on drop.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn create(dir: &Path) -> anyhow::Result<Self> {
+        let file = tempfile::NamedTempFile::new_in(dir)?;
+        let zeros = vec![0; BLOCK];
+        for block in 0..BLOCKS {
+            file.as_file().write_all_at(&zeros, block * BLOCK as u64)?;
+        }
+        file.as_file().sync_all()?;
+        Ok(Self(file))
+    }
 }
 
 /// Measures round trips of single datagrams between two spinning threads in nanoseconds. The server
@@ -74,28 +150,22 @@ pub fn net(
     Ok(histogram)
 }
 
-/// Measures durable writes of 4 KiB in `dir` by a parked thread in nanoseconds. The thread may run
-/// on any of the first `cores`. The caller unparks it and spins until the write has returned.
-/// Another thread spins on `core`.
+/// Measures durable writes of 4 KiB by a parked thread in nanoseconds. The thread may run on any of
+/// the first `cores`. The caller unparks it and spins until the write has returned. Another thread
+/// spins on `core`.
 ///
 /// # Errors
-/// The file system refuses the file, or direct writes.
+/// The file system refuses direct writes.
 pub fn durable(
-    dir: &Path,
+    blocks: &BlockFile,
     cores: usize,
     core: usize,
     rounds: u64,
 ) -> anyhow::Result<Histogram<u64>> {
-    let file = tempfile::NamedTempFile::new_in(dir)?;
-    let zeros = vec![0; BLOCK];
-    for block in 0..BLOCKS {
-        file.as_file().write_all_at(&zeros, block * BLOCK as u64)?;
-    }
-    file.as_file().sync_all()?;
     let flags = OFlags::DIRECT | OFlags::DSYNC;
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(flags.bits().cast_signed());
-    let direct = options.open(file.path())?;
+    let direct = options.open(blocks.0.path())?;
     let (requested, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let is_stopped = Arc::new(AtomicBool::new(false));
     let spinner = {

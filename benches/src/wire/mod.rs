@@ -2,10 +2,12 @@
 //! baselines.
 
 pub mod baselines;
+pub mod closed_loop;
 pub mod echo;
 pub mod flow;
 pub mod idle;
 pub mod reference;
+pub mod report;
 pub mod sample;
 pub mod settings;
 pub mod setup;

@@ -15,6 +15,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub struct Sample {
     pub at: Instant,
     pub replica_lag: f64,
+    /// Highest lag of the replica in the last minute.
+    pub replica_lag_max: f64,
     pub history_lag: f64,
     /// Records whose postings are not in the ledger.
     pub settlement_lag: f64,
@@ -59,12 +61,23 @@ impl Sampler {
     }
 }
 
+/// Records that settlement and history have not processed, as of the last update of the gauges.
+///
+/// # Errors
+/// The platform does not answer.
+pub fn followers_lag(platform: &PlatformClient) -> anyhow::Result<f64> {
+    let metrics = platform.metrics()?;
+    let lags = ["settlement_lag_records", "market_history_lag_records"];
+    Ok(lags.iter().filter_map(|name| metrics.get(*name)).sum())
+}
+
 fn take_sample(platform: &PlatformClient) -> Option<Sample> {
     let metrics = platform.metrics().ok()?;
     let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
     Some(Sample {
         at: Instant::now(),
         replica_lag: value("replica_lag_records"),
+        replica_lag_max: value("replica_lag_records_max"),
         history_lag: value("market_history_lag_records"),
         settlement_lag: value("settlement_lag_records"),
         trades_pending: value("settlement_trades_pending"),

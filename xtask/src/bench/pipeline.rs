@@ -13,6 +13,8 @@ const INLINE_COMMANDS: &str = "1000000";
 const CAPACITY: &str = "/by_hand/1/capacity_per_s";
 /// Maximum cost of a command with the journal, as a ratio to that without it.
 const JOURNAL_COST_MAX: f64 = 1.3;
+/// Maximum page faults of the hot thread after the warm-up.
+const PAGE_FAULTS_MAX: f64 = 0.0;
 /// Compared percentiles.
 const PERCENTILES: [&str; 2] = ["p50_ns", "p99_ns"];
 
@@ -55,10 +57,14 @@ const LOADS: [Load; 4] = [
 /// Figures of one run, in nanoseconds by percentile.
 struct Run {
     accepted: [f64; 2],
-    /// The same load over bare rings with the same writes.
+    /// The same client and load over bare rings with the same writes.
     bare: [f64; 2],
     /// As `bare`, with the inline cost of a command per message: the least that the rates allow.
     same_cost: [f64; 2],
+    /// As `bare`, with a client that only counts.
+    plain: [f64; 2],
+    /// Page faults of the hot thread after the warm-up.
+    page_faults: f64,
 }
 
 impl Run {
@@ -71,6 +77,8 @@ impl Run {
             accepted: both("accepted")?,
             bare: both("floor")?,
             same_cost: both("floor_service")?,
+            plain: both("floor_plain")?,
+            page_faults: number(figures, "/hot_page_faults")?,
         })
     }
 
@@ -82,14 +90,21 @@ impl Run {
         let us = |ns: f64| ns / 1_000.0;
         let of = |name: &str, at: usize| {
             format!(
-                "{name} {:.2} us, bare rings {:.2} us, with the same cost {:.2} us, ratio {:.2}",
+                "{name} {:.2} us, bare rings {:.2} us, with the same cost {:.2} us, \
+                 with a plain client {:.2} us, ratio {:.2}",
                 us(self.accepted[at]),
                 us(self.bare[at]),
                 us(self.same_cost[at]),
+                us(self.plain[at]),
                 ratios[at]
             )
         };
-        format!("{}; {}", of("p50", 0), of("p99", 1))
+        let faults = self.page_faults;
+        format!(
+            "{}; {}; page faults {faults:.0}",
+            of("p50", 0),
+            of("p99", 1)
+        )
     }
 }
 
@@ -127,10 +142,9 @@ pub fn run(rounds: usize, seconds: u64, hot_core: usize) -> anyhow::Result<()> {
             let rate = rate.to_string();
             let load = ["--rate", &rate, "--seconds", &seconds];
             let run = run(&[&load[..], &["--service-ns", &cost_ns]].concat())?;
-            let faults = &run["hot_page_faults"];
             let run = Run::of(&run)?;
             println!(
-                "round {round}, {} ({rate}/s): {}; page faults {faults}",
+                "round {round}, {} ({rate}/s): {}",
                 LOADS[at].name,
                 run.format(run.ratios())
             );
@@ -178,8 +192,16 @@ fn report(runs: &[Vec<Run>], journal_costs: &[[f64; 3]]) -> anyhow::Result<()> {
             accepted: medians(|run| run.accepted),
             bare: medians(|run| run.bare),
             same_cost: medians(|run| run.same_cost),
+            plain: medians(|run| run.plain),
+            page_faults: median(runs.iter().map(|run| run.page_faults).collect()),
         };
         println!("medians, {}: {}", load.name, run.format(ratios));
+        if run.page_faults > PAGE_FAULTS_MAX {
+            let (load, faults) = (load.name, run.page_faults);
+            missed.push(format!(
+                "{load}: {faults:.0} page faults, goal {PAGE_FAULTS_MAX}"
+            ));
+        }
         for ((name, ratio), goal) in PERCENTILES.iter().zip(ratios).zip(load.goals) {
             if let Some(goal) = goal
                 && ratio > goal
@@ -203,6 +225,8 @@ mod tests {
             accepted: [p50, p99],
             bare: [1_000.0, 1_000.0],
             same_cost: [1_500.0, 1_500.0],
+            plain: [900.0, 900.0],
+            page_faults: 0.0,
         };
         let runs = |p50: [f64; 3]| {
             let mut runs = LOADS.map(|_| Vec::new());
@@ -220,5 +244,41 @@ mod tests {
             text.contains("60 % of capacity: p50_ns ratio 2.60"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn page_faults_in_the_median_round_miss_the_goal() {
+        let run = |page_faults| Run {
+            accepted: [1_000.0, 1_000.0],
+            bare: [1_000.0, 1_000.0],
+            same_cost: [1_000.0, 1_000.0],
+            plain: [1_000.0, 1_000.0],
+            page_faults,
+        };
+        let runs = |faults: [f64; 3]| {
+            let mut runs = LOADS.map(|_| Vec::new());
+            runs[3].extend(faults.map(run));
+            runs
+        };
+        let costs = [[1.0; 3]];
+        report(&runs([0.0, 9.0, 0.0]), &costs).expect("none in the median round");
+        let error = report(&runs([3.0, 9.0, 0.0]), &costs).expect_err("some in it");
+        assert_eq!(
+            error.to_string(),
+            "not met: 1,500,000/s: 3 page faults, goal 0"
+        );
+    }
+
+    #[test]
+    fn figures_without_page_faults_are_an_error() {
+        let both = serde_json::json!({ "p50_ns": 1.0, "p99_ns": 2.0 });
+        let mut figures = serde_json::json!({ "hot_page_faults": 4 });
+        for name in ["accepted", "floor", "floor_service", "floor_plain"] {
+            figures[name] = both.clone();
+        }
+        assert_eq!(Run::of(&figures).expect("complete").page_faults, 4.0);
+        figures["hot_page_faults"] = Value::Null;
+        let error = Run::of(&figures).map(drop).expect_err("not counted");
+        assert!(error.to_string().contains("hot_page_faults"), "{error}");
     }
 }

@@ -1,0 +1,41 @@
+//! The baseline of `pipeline` has the client of the measured run, over rings without a node.
+
+use std::sync::Arc;
+
+use benches::baseline::{BareRings, EchoLoad};
+use benches::load::Load;
+use benches::open_loop::{Client, Timing};
+use sequencer::{Backlog, Bounds, Config, Layout, Volatile};
+
+const TIMING: Timing = Timing {
+    rate: 20_000,
+    seconds: 1,
+    warm_up: 0,
+};
+
+#[test]
+fn the_bare_rings_answer_every_request_of_the_client() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = Config::new(folder.path());
+    config.layout = Layout::Fused;
+    let node = Volatile::start(config, Arc::new(Backlog::new(Bounds::NONE))).expect("starts");
+    let mut ring = node.port().rings(1_024, Arc::default()).expect("rings");
+    let mut load = Load::open(&node.port(), &mut ring, 1, 1).expect("users and sessions");
+    let echo = EchoLoad {
+        timing: TIMING,
+        core: 0,
+        service_ns: 0,
+    };
+    let (rings, thread) = BareRings::connect(echo);
+    let mut client = Client::new(rings, &mut load, None);
+    client.run(TIMING).expect("answered");
+    let results = &client.results;
+    assert_eq!(results.requests, TIMING.rate * TIMING.seconds);
+    assert_eq!(results.accepted.len(), results.requests);
+    assert_eq!(
+        (results.rejected, results.not_submitted, results.events),
+        (0, 0, 0)
+    );
+    drop(client);
+    thread.join().expect("ends with the client");
+}
