@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use admission::{NewRequest, RequestName};
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
 use sequencer::Parker;
 use service_kit::rate::Rate;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
@@ -22,13 +22,16 @@ use super::compare::Sample;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::session::{At, Member};
+use super::shares::Turns;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
 
 /// Capacity of the request queue and of the queue to the front.
 const FRONT_REQUESTS_MAX: usize = 4_096;
-/// Maximum requests answered concurrently.
+/// Maximum logins that wait for their answer. Addresses share them.
+pub const LOGINS_WAITING_MAX: usize = FRONT_REQUESTS_MAX / 2;
+/// Maximum requests answered concurrently. Users and addresses share them.
 const CONCURRENT_MAX: usize = 512;
 /// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
@@ -41,6 +44,16 @@ const COUNTED_MAX: usize = 131_072;
 const EXPIRE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
+
+/// Whose share of the desk a request uses. Before authentication only the address is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Share {
+    Address(IpAddr),
+    User(UserIx),
+}
+
+/// A request and its share.
+pub type Asked = (Share, FrontRequest);
 
 /// Requests of the front. `session`: the session's index in the front, and the epoch of its login.
 pub enum FrontRequest {
@@ -88,6 +101,7 @@ pub enum FrontRequest {
 pub enum FrontMessage {
     Login {
         to: (Key, u16),
+        address: IpAddr,
         outcome: Result<Box<Admitted>, DisconnectCode>,
     },
     /// `Ok(checked)`: submit the order. `checked`: identity allowed it above the budget. `Err`:
@@ -228,8 +242,34 @@ pub struct Desk {
     pub logins: Mutex<HashMap<UserIx, Rate>>,
 }
 
-pub fn request_channel() -> (mpsc::Sender<FrontRequest>, mpsc::Receiver<FrontRequest>) {
+pub fn request_channel() -> (mpsc::Sender<Asked>, mpsc::Receiver<Asked>) {
     mpsc::channel(FRONT_REQUESTS_MAX)
+}
+
+/// Requests in progress, and those that wait for a place among them.
+struct Room {
+    turns: Mutex<Turns<Share, FrontRequest>>,
+    /// Notified when a request has ended.
+    has_ended: Notify,
+}
+
+impl Room {
+    fn turns(&self) -> MutexGuard<'_, Turns<Share, FrontRequest>> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a request in progress. Its drop returns it, also after a panic.
+struct Place {
+    room: Arc<Room>,
+    share: Share,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.room.turns().end(self.share);
+        self.room.has_ended.notify_one();
+    }
 }
 
 impl Desk {
@@ -240,28 +280,35 @@ impl Desk {
         rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
-    /// Answers requests until shutdown, up to [`CONCURRENT_MAX`] concurrently.
-    pub async fn run(
-        self,
-        mut requests: mpsc::Receiver<FrontRequest>,
-        shutdown: CancellationToken,
-    ) {
+    /// Answers requests until shutdown, up to [`CONCURRENT_MAX`] concurrently. One user's or
+    /// address's requests wait when it has its share in progress, and those of others start.
+    pub async fn run(self, mut requests: mpsc::Receiver<Asked>, shutdown: CancellationToken) {
         let desk = Arc::new(self);
-        let room = Arc::new(Semaphore::new(CONCURRENT_MAX));
+        let room = Arc::new(Room {
+            turns: Mutex::new(Turns::new(CONCURRENT_MAX)),
+            has_ended: Notify::new(),
+        });
+        let start_next = || room.turns().start_next();
         loop {
-            let request = tokio::select! {
-                request = requests.recv() => request,
+            while let Some((share, request)) = start_next() {
+                let room = room.clone();
+                let (desk, place) = (desk.clone(), Place { room, share });
+                tokio::spawn(async move {
+                    let _place = place;
+                    let message = desk.answer(request).await;
+                    desk.front.send(message).await;
+                });
+            }
+            // Without space the request queue fills, and the front refuses requests.
+            let has_space = room.turns().waiting() < FRONT_REQUESTS_MAX;
+            tokio::select! {
+                request = requests.recv(), if has_space => match request {
+                    Some((share, request)) => room.turns().push(share, request),
+                    None => return,
+                },
+                () = room.has_ended.notified() => {}
                 () = shutdown.cancelled() => return,
-            };
-            let (Some(request), Ok(permit)) = (request, room.clone().acquire_owned().await) else {
-                return;
-            };
-            let desk = desk.clone();
-            tokio::spawn(async move {
-                let _permit = permit;
-                let message = desk.answer(request).await;
-                desk.front.send(message).await;
-            });
+            }
         }
     }
 
@@ -270,7 +317,11 @@ impl Desk {
         match request {
             FrontRequest::Login { to, address, login } => {
                 let outcome = login::admit(self, address, &login).await.map(Box::new);
-                FrontMessage::Login { to, outcome }
+                FrontMessage::Login {
+                    to,
+                    address,
+                    outcome,
+                }
             }
             FrontRequest::Limit {
                 session,

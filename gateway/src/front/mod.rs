@@ -10,6 +10,7 @@
 //! | `session`, `window` | state of a session; its last messages |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `shares` | places that users or addresses share: waiting logins, requests in progress |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
 //! | `resume` | messages that a client lacks, as fast as it reads |
@@ -41,6 +42,7 @@ mod resend;
 mod resume;
 pub mod server;
 mod session;
+mod shares;
 mod state;
 mod tls;
 mod window;
@@ -89,7 +91,14 @@ impl Front {
     /// Handles a message from tokio.
     fn on_message(&mut self, now: Instant, message: FrontMessage) {
         match message {
-            FrontMessage::Login { to, outcome } => self.on_login(now, to, outcome),
+            FrontMessage::Login {
+                to,
+                address,
+                outcome,
+            } => {
+                self.state.waiting_logins.end(address);
+                self.on_login(now, to, outcome);
+            }
             FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
                     self.on_limit_checked(now, session.0, outcome);

@@ -15,12 +15,13 @@ use tokio::sync::mpsc;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, FrontRequest};
+use super::desk::{Asked, Failures, FrontRequest, LOGINS_WAITING_MAX, Share};
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
 use super::resume::Resuming;
 use super::session::{At, Session, Sessions};
+use super::shares::Shares;
 use super::window::Window;
 use crate::market::Market;
 
@@ -92,7 +93,7 @@ impl Counters {
 
 pub struct State {
     pub market: Arc<Market>,
-    pub front_requests: mpsc::Sender<FrontRequest>,
+    pub front_requests: mpsc::Sender<Asked>,
     pub ring: RingPort,
     pub in_flight: InFlight,
     pub sessions: Sessions,
@@ -117,6 +118,8 @@ pub struct State {
     closing: HashMap<u64, Closing>,
     pub specs: Vec<InstrumentSpec>,
     pub failures: Arc<Failures>,
+    /// Logins that the desk has not answered, by address. Those of closed connections count too.
+    pub waiting_logins: Shares<IpAddr>,
     /// Number of connections by address.
     pub addresses: HashMap<IpAddr, u32>,
     pub connections: usize,
@@ -134,7 +137,7 @@ pub struct State {
 impl State {
     pub fn new(
         market: Arc<Market>,
-        front_requests: mpsc::Sender<FrontRequest>,
+        front_requests: mpsc::Sender<Asked>,
         ring: RingPort,
         failures: Arc<Failures>,
     ) -> Self {
@@ -158,6 +161,7 @@ impl State {
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
+            waiting_logins: Shares::new(LOGINS_WAITING_MAX),
             addresses: HashMap::new(),
             connections: 0,
             now_ns: 0,
@@ -185,6 +189,22 @@ impl State {
             Some(known) => *known = spec,
             None => self.specs.push(spec),
         }
+    }
+
+    /// Requests the checks of a login. False when the address has its share of the waiting logins,
+    /// or the request queue is full.
+    pub fn request_login(&mut self, to: (Key, u16), address: IpAddr, login: &wire::Login) -> bool {
+        if !self.waiting_logins.begin(address) {
+            return false;
+        }
+        let login = Box::new(*login);
+        let front_request = FrontRequest::Login { to, address, login };
+        let asked = (Share::Address(address), front_request);
+        let is_asked = self.front_requests.try_send(asked).is_ok();
+        if !is_asked {
+            self.waiting_logins.end(address);
+        }
+        is_asked
     }
 
     /// Submits the opening of a session. False when the ring, or its share for openings, is full.
@@ -379,7 +399,8 @@ impl State {
         if !self.look_ups.begin(user) {
             return false;
         }
-        let is_asked = self.front_requests.try_send(front_request).is_ok();
+        let asked = (Share::User(user), front_request);
+        let is_asked = self.front_requests.try_send(asked).is_ok();
         match is_asked {
             true => self.stats.look_ups.increment(1),
             false => self.look_ups.end(user),

@@ -827,11 +827,25 @@ impl Raw {
         in_time("the handshake", Self::to(address, Self::config(world))).await
     }
 
+    /// Connects from another address of the loopback.
+    pub async fn connect_from(world: &World, own: [u8; 4]) -> Self {
+        let connecting = Self::between(own, world.gateway.trading_address(), Self::config(world));
+        in_time("the handshake", connecting).await.unwrap()
+    }
+
     async fn to(
         address: std::net::SocketAddr,
         config: quinn::ClientConfig,
     ) -> Result<Self, quinn::ConnectionError> {
-        let mut endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        Self::between([127, 0, 0, 1], address, config).await
+    }
+
+    async fn between(
+        own: [u8; 4],
+        address: std::net::SocketAddr,
+        config: quinn::ClientConfig,
+    ) -> Result<Self, quinn::ConnectionError> {
+        let mut endpoint = quinn::Endpoint::client((own, 0).into()).unwrap();
         endpoint.set_default_client_config(config);
         let connection = endpoint.connect(address, "cfa-trade").unwrap().await?;
         let (send, receive) = connection.open_bi().await?;

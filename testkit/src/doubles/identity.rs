@@ -137,6 +137,10 @@ impl IdentityService for ServiceDoubles {
         request: Request<GetUserProfileRequest>,
     ) -> Result<Response<GetUserProfileResponse>, Status> {
         let user_id = request.into_inner().user_id;
+        let latch = self.with(|state| state.profile_latches.get(&user_id).cloned());
+        if let Some(latch) = latch {
+            drop(latch.acquire().await);
+        }
         self.with(|state| {
             state.trail.push(format!("profile {user_id}"));
             let user = state.user(&user_id);

@@ -76,6 +76,9 @@ pub struct State {
     pub reservations: HashMap<String, Reservation>,
     /// True: reservations are neither made nor ended.
     pub reservations_unavailable: bool,
+    /// By user: the profile is returned after the test has closed the semaphore, which has no
+    /// permits.
+    pub profile_latches: HashMap<String, Arc<Semaphore>>,
     /// Limit checks wait until the test closes this semaphore, which has no permits.
     pub limit_latch: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.
