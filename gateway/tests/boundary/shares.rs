@@ -55,7 +55,7 @@ async fn members(folder: &std::path::Path, settings: Settings) -> World {
 }
 
 /// Stops the hot thread between two commands until the sender is dropped.
-async fn stall(world: &World) -> SyncSender<()> {
+pub async fn stall(world: &World) -> SyncSender<()> {
     let (release, released) = sync_channel::<()>(1);
     let is_stalled = Arc::new(AtomicBool::new(false));
     let stalled = is_stalled.clone();

@@ -242,6 +242,7 @@ impl IdentityService for ServiceDoubles {
         request: Request<GetLimitsRequest>,
     ) -> Result<Response<GetLimitsResponse>, Status> {
         let user_id = request.into_inner().user_id;
+        self.with(|state| *state.limit_reads.entry(user_id.clone()).or_default() += 1);
         if self.with(|state| state.limits_unavailable.contains(&user_id)) {
             return Err(Status::unavailable("limits cannot be read"));
         }

@@ -68,6 +68,8 @@ pub struct State {
     pub limit_refusal: Option<String>,
     /// Recorded CheckLimits requests: see `take_limit_checks`.
     pub limit_checks: Vec<CheckLimitsRequest>,
+    /// Number of `get_limits` calls, by user.
+    pub limit_reads: HashMap<String, u32>,
     /// Users whose limits cannot be read.
     pub limits_unavailable: HashSet<String>,
     /// Daily limits in kopecks, by limit type. A type without an entry has no limit.
