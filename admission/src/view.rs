@@ -143,6 +143,11 @@ impl Admission {
             .map(|(at, row)| (SessionIx(at as u32), row))
     }
 
+    /// The sessions of a user that are not forgotten, open or not.
+    pub fn sessions_of(&self, user: UserIx) -> &[SessionIx] {
+        self.order_lists.sessions_of(user)
+    }
+
     #[inline]
     pub fn hold(&self, hold: HoldIx) -> Option<&HoldBalance> {
         self.tables.holds.get(hold.index())

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use replica::{Hold, State};
+use replica::Hold;
 use rpc::Context;
 use service_clients::ledger::Hold as LedgerHold;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +24,7 @@ use tonic::Status;
 use types::subaccount::SubAccountName;
 use types::{HoldKind, Id128};
 
-use crate::funding;
+use crate::funding::{self, AbandonedHolds};
 use crate::market::{Market, SOURCE, now_ns, now_us};
 
 /// Sweeps the market's holds until shutdown.
@@ -65,21 +65,22 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     Ok(())
 }
 
-/// Closes abandoned trading holds. See [`funding::abandoned`].
+/// Closes abandoned trading holds. See [`AbandonedHolds`].
 async fn close_abandoned(market: &Arc<Market>) {
     let idle_ns = market.config.trading_hold_idle_ms.saturating_mul(1_000_000);
     if idle_ns == 0 {
         return;
     }
-    let before_ns = now_ns().saturating_sub(idle_ns);
-    let abandoned = |state: &State| funding::abandoned(state, before_ns);
-    for hold in market.replica.read(abandoned) {
-        let hold_ix = hold.get();
-        match funding::close_abandoned(market, hold, before_ns).await {
-            Ok(()) => tracing::info!(hold_ix, "abandoned trading hold closed"),
-            // One hold must not delay the others.
-            Err(status) => {
-                tracing::warn!(%status, hold_ix, "abandoned trading hold not closed: the next sweep retries")
+    let mut search = AbandonedHolds::before(now_ns().saturating_sub(idle_ns));
+    while let Some(page) = market.replica.read(|state| search.next_page(state)) {
+        for hold in page {
+            let hold_ix = hold.get();
+            match funding::close_abandoned(market, hold, &mut search).await {
+                Ok(()) => tracing::info!(hold_ix, "abandoned trading hold closed"),
+                // One hold must not delay the others.
+                Err(status) => {
+                    tracing::warn!(%status, hold_ix, "abandoned trading hold not closed: the next sweep retries")
+                }
             }
         }
     }

@@ -15,7 +15,7 @@ use wire::{
     ServerHeartbeat, ServerMessage, SetTradingHold, Text, append,
 };
 
-use super::desk::FrontRequest;
+use super::desk::{FrontRequest, Share};
 use super::session::At;
 use super::state::State;
 use super::{RESUME_BYTES, hold, pieces};
@@ -412,11 +412,9 @@ impl State {
             Channel::Free | Channel::Ended => {}
             Channel::LoggingIn | Channel::Live(_) => return Err(DisconnectCode::LoginExpected),
         }
-        let login = Box::new(*login);
-        let front_request = FrontRequest::Login { to, address, login };
-        match self.front_requests.try_send(front_request) {
-            Ok(()) => *link.user.channel(channel) = Channel::LoggingIn,
-            Err(_) => end_channel(link, now, channel, DisconnectCode::NotReady),
+        match self.request_login(to, address, login) {
+            true => *link.user.channel(channel) = Channel::LoggingIn,
+            false => end_channel(link, now, channel, DisconnectCode::NotReady),
         }
         Ok(())
     }
@@ -457,7 +455,8 @@ impl State {
             user_id: session.user_id.clone(),
             wanted: *wanted,
         };
-        if self.front_requests.try_send(front_request).is_err() {
+        let asked = (Share::User(session.user), front_request);
+        if self.front_requests.try_send(asked).is_err() {
             session.is_setting_hold = false;
             return Some(RejectReason::NotReady);
         }

@@ -1,10 +1,11 @@
 //! Queues between the front's thread and tokio. The front sends work that takes time or calls other
 //! services as a request. Its result returns as a message to the front. All queues are bounded.
-//! The front never waits. Look-ups in the journal have a queue of their own.
+//! The front never waits. Look-ups in the journal have a queue of their own. Users and addresses
+//! share the places of both queues.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use admission::NewRequest;
@@ -13,7 +14,7 @@ use crossbeam::queue::ArrayQueue;
 use rpc::connections::source_of;
 use sequencer::Parker;
 use service_kit::rate::Rate;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 use transport::Key;
@@ -25,6 +26,7 @@ use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::requests::Received;
 use super::session::{At, Member};
+use super::shares::Turns;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
@@ -32,7 +34,9 @@ use crate::resend_source::SCANS_MAX;
 
 /// Capacity of each request queue and of the queue to the front.
 const FRONT_REQUESTS_MAX: usize = 4_096;
-/// Maximum requests answered concurrently, without look-ups.
+/// Maximum logins that wait for their answer. Addresses share them.
+pub const LOGINS_WAITING_MAX: usize = FRONT_REQUESTS_MAX / 2;
+/// Maximum requests answered concurrently, without look-ups. Users and addresses share them.
 const CONCURRENT_MAX: usize = 512;
 /// Window in which failed logins are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
@@ -45,6 +49,23 @@ const COUNTED_MAX: usize = 131_072;
 const EXPIRE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
+
+/// Whose share of the desk a request uses. Before authentication only the address is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// An IPv6 /64 network is one address: see [`Share::of_address`].
+    Address(IpAddr),
+    User(UserIx),
+}
+
+impl Share {
+    pub fn of_address(address: IpAddr) -> Self {
+        Self::Address(source_of(address))
+    }
+}
+
+/// A request and its share.
+pub type Asked = (Share, FrontRequest);
 
 /// Requests of the front. `session`: the session's index in the front, and the epoch of its login.
 pub enum FrontRequest {
@@ -98,6 +119,7 @@ impl FrontRequest {
 pub enum FrontMessage {
     Login {
         to: (Key, u16),
+        address: IpAddr,
         outcome: Result<Box<Admitted>, DisconnectCode>,
     },
     /// `Ok(checked)`: submit the order. `checked`: identity allowed it above the budget. `Err`:
@@ -244,8 +266,8 @@ pub struct Desk {
 /// Look-ups have a queue of their own. Each waits for one of [`SCANS_MAX`] scans: in one queue
 /// logins, limit checks and holds would wait too.
 pub struct RequestSender {
-    look_ups: mpsc::Sender<FrontRequest>,
-    others: mpsc::Sender<FrontRequest>,
+    look_ups: mpsc::Sender<Asked>,
+    others: mpsc::Sender<Asked>,
 }
 
 impl RequestSender {
@@ -253,18 +275,18 @@ impl RequestSender {
     ///
     /// # Errors
     /// The request, if its queue is full or the desk has ended.
-    pub fn try_send(&self, request: FrontRequest) -> Result<(), TrySendError<FrontRequest>> {
-        match request.is_look_up() {
-            true => self.look_ups.try_send(request),
-            false => self.others.try_send(request),
+    pub fn try_send(&self, asked: Asked) -> Result<(), TrySendError<Asked>> {
+        match asked.1.is_look_up() {
+            true => self.look_ups.try_send(asked),
+            false => self.others.try_send(asked),
         }
     }
 }
 
 /// The desk's end of the request queues.
 pub struct RequestReceiver {
-    look_ups: mpsc::Receiver<FrontRequest>,
-    others: mpsc::Receiver<FrontRequest>,
+    look_ups: mpsc::Receiver<Asked>,
+    others: mpsc::Receiver<Asked>,
 }
 
 pub fn request_channel() -> (RequestSender, RequestReceiver) {
@@ -280,7 +302,7 @@ pub fn request_channel() -> (RequestSender, RequestReceiver) {
 
 impl RequestReceiver {
     /// Answers requests until shutdown: up to [`SCANS_MAX`] look-ups and [`CONCURRENT_MAX`] others
-    /// concurrently.
+    /// concurrently. Of two scans one user gets one at a time.
     async fn serve<F>(self, shutdown: CancellationToken, answer: impl Fn(FrontRequest) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -292,30 +314,66 @@ impl RequestReceiver {
     }
 }
 
-/// Answers the requests of a queue until shutdown, up to `concurrent_max` concurrently.
+/// Answers the requests of a queue until shutdown, up to `concurrent_max` concurrently. One user's
+/// or address's requests wait when it has its share in progress, and those of others start.
 async fn serve_queue<F>(
-    mut requests: mpsc::Receiver<FrontRequest>,
+    mut requests: mpsc::Receiver<Asked>,
     concurrent_max: usize,
     shutdown: &CancellationToken,
     answer: &impl Fn(FrontRequest) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let room = Arc::new(Semaphore::new(concurrent_max));
+    let room = Arc::new(Room {
+        turns: Mutex::new(Turns::new(concurrent_max)),
+        has_ended: Notify::new(),
+    });
+    let start_next = || room.turns().start_next();
     loop {
-        let next = async { (room.clone().acquire_owned().await, requests.recv().await) };
-        let next = tokio::select! {
-            next = next => next,
+        while let Some((share, request)) = start_next() {
+            let room = room.clone();
+            let (answering, place) = (answer(request), Place { room, share });
+            tokio::spawn(async move {
+                let _place = place;
+                answering.await;
+            });
+        }
+        // Without space the request queue fills, and the front refuses requests.
+        let has_space = room.turns().waiting() < FRONT_REQUESTS_MAX;
+        tokio::select! {
+            request = requests.recv(), if has_space => match request {
+                Some((share, request)) => room.turns().push(share, request),
+                None => return,
+            },
+            () = room.has_ended.notified() => {}
             () = shutdown.cancelled() => return,
-        };
-        let (Ok(permit), Some(request)) = next else {
-            return;
-        };
-        let answering = answer(request);
-        tokio::spawn(async move {
-            let _permit = permit;
-            answering.await;
-        });
+        }
+    }
+}
+
+/// Requests in progress, and those that wait for a place among them.
+struct Room {
+    turns: Mutex<Turns<Share, FrontRequest>>,
+    /// Notified when a request has ended.
+    has_ended: Notify,
+}
+
+impl Room {
+    fn turns(&self) -> MutexGuard<'_, Turns<Share, FrontRequest>> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a request in progress. Its drop returns it, also after a panic.
+struct Place {
+    room: Arc<Room>,
+    share: Share,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.room.turns().end(self.share);
+        self.room.has_ended.notify_one();
     }
 }
 
@@ -345,7 +403,11 @@ impl Desk {
         match request {
             FrontRequest::Login { to, address, login } => {
                 let outcome = login::admit(self, address, &login).await.map(Box::new);
-                FrontMessage::Login { to, outcome }
+                FrontMessage::Login {
+                    to,
+                    address,
+                    outcome,
+                }
             }
             FrontRequest::Limit {
                 session,
@@ -409,21 +471,23 @@ mod tests {
 
     const HANG: Duration = Duration::from_secs(15);
 
-    fn look_up(client_seq: u64) -> FrontRequest {
+    /// A look-up of the user's only session.
+    fn look_up(user: u32) -> Asked {
         let name = RequestName {
             kind: RequestKind::New,
             client_order_id: 0,
             engine_order_id: 0,
         };
-        FrontRequest::Answer {
+        let request = FrontRequest::Answer {
             session: (0, Sequence(1)),
-            ix: SessionIx(0),
-            received: Received::new(client_seq, name, 0),
-        }
+            ix: SessionIx(user),
+            received: Received::new(1, name, 0),
+        };
+        (Share::User(UserIx(user)), request)
     }
 
-    fn hold() -> FrontRequest {
-        FrontRequest::Hold {
+    fn hold(user: u32) -> Asked {
+        let request = FrontRequest::Hold {
             session: (0, Sequence(1)),
             user_id: "ann".into(),
             wanted: SetTradingHold {
@@ -431,11 +495,12 @@ mod tests {
                 asset: 0,
                 undrawn_minor: 1,
             },
-        }
+        };
+        (Share::User(UserIx(user)), request)
     }
 
-    /// 64 users with 8 look-ups each, and more of them than their queue has room for: all wait for
-    /// scans that take long.
+    /// 64 users with more look-ups than their queue has room for: all wait for scans that take
+    /// long. A hold of one of these users does not.
     // rows: R341
     #[tokio::test]
     async fn r341_look_ups_that_wait_for_scans_delay_no_other_request() {
@@ -454,18 +519,18 @@ mod tests {
         };
         let shutdown = CancellationToken::new();
         let serving = tokio::spawn(received.serve(shutdown.clone(), answer));
-        let mut client_seq = 0;
-        while requests.try_send(look_up(client_seq)).is_ok() {
-            client_seq += 1;
-            assert!(client_seq < 1_000_000, "the queue has an end");
+        let mut queued = 0;
+        while requests.try_send(look_up(queued % 64)).is_ok() {
+            queued += 1;
+            assert!(queued < 1_000_000, "the queue has an end");
         }
-        assert!(client_seq >= 64 * 8);
+        assert!(queued >= 64 * 8);
         for _ in 0..SCANS_MAX {
             let scan = tokio::time::timeout(HANG, scanning.recv()).await;
             scan.expect("in time").expect("a look-up is served");
         }
         for _ in 0..2 {
-            assert!(requests.try_send(hold()).is_ok());
+            assert!(requests.try_send(hold(0)).is_ok());
             let answer = tokio::time::timeout(HANG, answered.recv()).await;
             answer.expect("in time").expect("an answer");
         }
@@ -475,6 +540,46 @@ mod tests {
         ended
             .expect("the stop does not wait for look-ups")
             .expect("joins");
+    }
+
+    /// Scans take long. A user with the eight look-ups that it may have does not get both.
+    // rows: R341
+    #[tokio::test]
+    async fn r341_look_ups_of_one_user_leave_a_scan_to_others() {
+        let (requests, received) = request_channel();
+        let (scanning_tx, mut scanning) = mpsc::channel(SCANS_MAX);
+        let answer = move |request: FrontRequest| {
+            let scanning = scanning_tx.clone();
+            async move {
+                if let FrontRequest::Answer { ix, .. } = request {
+                    scanning.send(ix).await.expect("the test reads");
+                }
+                std::future::pending::<()>().await;
+            }
+        };
+        for user in [0, 0, 0, 0, 0, 0, 0, 0, 1] {
+            assert!(requests.try_send(look_up(user)).is_ok());
+        }
+        let shutdown = CancellationToken::new();
+        let serving = tokio::spawn(received.serve(shutdown.clone(), answer));
+        let mut users = Vec::new();
+        for _ in 0..SCANS_MAX {
+            let scan = tokio::time::timeout(HANG, scanning.recv()).await;
+            users.push(scan.expect("in time").expect("a look-up is served"));
+        }
+        users.sort_unstable();
+        assert_eq!(users, [SessionIx(0), SessionIx(1)]);
+        shutdown.cancel();
+        let ended = tokio::time::timeout(HANG, serving).await;
+        ended.expect("in time").expect("joins");
+    }
+
+    #[test]
+    fn logins_from_an_ipv6_network_use_the_share_of_one_address() {
+        let share = |text: &str| Share::of_address(text.parse().expect("an address"));
+        assert_eq!(share("2001:db8::1"), share("2001:db8::2"));
+        assert_ne!(share("2001:db8::1"), share("2001:db8:0:1::1"));
+        assert_ne!(share("10.0.0.1"), share("10.0.0.2"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rpc::{Context, Role};
 use tonic::{Code, Status};
-use types::{Id128, Minor, StpGroup, UserIx, derived};
+use types::{Id128, Minor, StpGroup, UserId, UserIx, derived};
 use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 
 use super::desk::Desk;
@@ -55,12 +55,7 @@ pub async fn admit(
     let user_id = caller.user_id.ok_or(DisconnectCode::Role)?;
     let mut context = Context::new("market");
     context.user_id = user_id.clone();
-    check_profile(market, &context, &user_id).await?;
-    let user = market.bind_user(&user_id).await;
-    let user = user.map_err(|status| dependency_failed("binding", &status))?;
-    if !desk.admits_login(user) {
-        return Err(DisconnectCode::TooManySessions);
-    }
+    let user = check_user(desk, &context, &user_id).await?;
     let key = derived::session_key(&user_id, login.session_name.as_str());
     check_session(market, user, key, login).await?;
     let budget = market.budgets.of_user(user);
@@ -118,6 +113,34 @@ fn check_form(market: &Market, login: &Login) -> Result<(), DisconnectCode> {
     match is_invalid {
         true => Err(DisconnectCode::BadField),
         false => Ok(()),
+    }
+}
+
+/// Checks the user's rate and profile. Returns the user's index.
+async fn check_user(
+    desk: &Desk,
+    context: &Context,
+    user_id: &str,
+) -> Result<UserIx, DisconnectCode> {
+    let market = &desk.market;
+    let id = UserId::new(user_id).ok();
+    if let Some(user) = id.and_then(|id| market.replica.names().user_ix(&id)) {
+        // Before the profile, which may be a call of identity.
+        check_rate(desk, user)?;
+        check_profile(market, context, user_id).await?;
+        return Ok(user);
+    }
+    check_profile(market, context, user_id).await?;
+    let user = market.bind_user(user_id).await;
+    let user = user.map_err(|status| dependency_failed("binding", &status))?;
+    check_rate(desk, user)?;
+    Ok(user)
+}
+
+fn check_rate(desk: &Desk, user: UserIx) -> Result<(), DisconnectCode> {
+    match desk.admits_login(user) {
+        true => Ok(()),
+        false => Err(DisconnectCode::TooManySessions),
     }
 }
 

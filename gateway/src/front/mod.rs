@@ -11,6 +11,7 @@
 //! | `sources` | number of connections by source address |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `shares` | places that users or addresses share: waiting logins, requests in progress |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
 //! | `resume` | messages that a client lacks, and delayed logins, as fast as it reads |
@@ -42,6 +43,7 @@ mod resend;
 mod resume;
 pub mod server;
 mod session;
+mod shares;
 mod sources;
 mod state;
 mod tls;
@@ -62,6 +64,7 @@ use wire::{
 use self::connection::{
     Channel, Conn, append_pulled, check_slow, end_channel, end_connection, send, send_encoded,
 };
+use self::desk::Share;
 pub use self::desk::{FrontMessage, FrontQueue};
 use self::requests::{Received, Resend, rejected};
 use self::session::{At, Limited, Owner};
@@ -91,7 +94,14 @@ impl Front {
     /// Handles a message from tokio.
     fn on_message(&mut self, now: Instant, message: FrontMessage) {
         match message {
-            FrontMessage::Login { to, outcome } => self.on_login(now, to, outcome),
+            FrontMessage::Login {
+                to,
+                address,
+                outcome,
+            } => {
+                self.state.waiting_logins.end(Share::of_address(address));
+                self.on_login(now, to, outcome);
+            }
             FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
                     self.on_limit_checked(now, session.0, outcome);
@@ -131,17 +141,7 @@ impl Front {
                 self.state.set_instrument(spec);
                 self.broadcast(now, &spec);
             }
-            FrontMessage::Compare(sample) => {
-                let sessions = &mut self.state.sessions;
-                let compared = match sessions.at(sample.session) {
-                    Some(at) => {
-                        let (row, pool) = sessions.parts(at);
-                        row.window.compare(pool, sample.number, &sample.rebuilt)
-                    }
-                    None => window::Compared::NotKept,
-                };
-                let _ = sample.answer.send(compared);
-            }
+            FrontMessage::Compare(sample) => self.compare(sample),
             FrontMessage::Balances(balances) => self.on_balances(balances),
             FrontMessage::Members(as_of, members) => {
                 self.state.sessions.set_members(as_of, &members);
@@ -158,6 +158,19 @@ impl Front {
                 self.state.stopping.get_or_insert(now + LAST_REPORTS);
             }
         }
+    }
+
+    /// Compares a message in a session's window with the journal's.
+    fn compare(&mut self, sample: compare::Sample) {
+        let sessions = &mut self.state.sessions;
+        let compared = match sessions.at(sample.session) {
+            Some(at) => {
+                let (row, pool) = sessions.parts(at);
+                row.window.compare(pool, sample.number, &sample.rebuilt)
+            }
+            None => window::Compared::NotKept,
+        };
+        let _ = sample.answer.send(compared);
     }
 
     /// Sends the original answer to a repeated request, or a refusal if the journal no longer has

@@ -14,7 +14,7 @@ use wire::{
 };
 
 use super::connection::send_pulled;
-use super::desk::FrontRequest;
+use super::desk::{FrontRequest, Share};
 use super::session::At;
 use super::state::State;
 use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
@@ -257,7 +257,8 @@ impl Front {
                     session: (at, session.epoch),
                     listing: Box::new(listing.clone()),
                 };
-                listing.is_fetching = self.state.front_requests.try_send(front_request).is_ok();
+                let asked = (Share::User(session.user), front_request);
+                listing.is_fetching = self.state.front_requests.try_send(asked).is_ok();
             }
         }
         false

@@ -17,7 +17,7 @@ use types::command::RequestKind;
 use wire::{ClientMessage, DisconnectCode, Header, Rejected, ServerMessage};
 
 use super::connection::{Channel, Conn, send, send_encoded};
-use super::desk::FrontRequest;
+use super::desk::{FrontRequest, Share};
 use super::session::{At, Limited, PARKED_MAX, Parked};
 use super::state::State;
 use super::{RESEND_COST, in_flight, limit};
@@ -304,7 +304,8 @@ impl State {
                     budget: session.budget.clone(),
                     new: Box::new(*new),
                 };
-                if self.front_requests.try_send(front_request).is_err() {
+                let asked = (Share::User(session.user), front_request);
+                if self.front_requests.try_send(asked).is_err() {
                     return Some(RejectReason::NotReady);
                 }
                 session.parked = Some(VecDeque::new());

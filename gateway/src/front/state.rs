@@ -3,6 +3,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,14 @@ use service_kit::rate::Rate;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, FrontRequest, RequestSender};
+use super::desk::{Failures, FrontRequest, LOGINS_WAITING_MAX, RequestSender, Share};
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
 use super::requests::Received;
 use super::resume::Resuming;
 use super::session::{At, Limited, Session, Sessions};
+use super::shares::Shares;
 use super::sources::Sources;
 use super::window::Window;
 use crate::market::Market;
@@ -117,6 +119,8 @@ pub struct State {
     closing: HashMap<u64, Closing>,
     pub specs: Vec<InstrumentSpec>,
     pub failures: Arc<Failures>,
+    /// Logins that the desk has not answered, by address. Those of closed connections count too.
+    pub waiting_logins: Shares<Share>,
     pub sources: Sources,
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
@@ -157,6 +161,7 @@ impl State {
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
+            waiting_logins: Shares::new(LOGINS_WAITING_MAX),
             sources: Sources::default(),
             connections: 0,
             now_ns: 0,
@@ -184,6 +189,22 @@ impl State {
             Some(known) => *known = spec,
             None => self.specs.push(spec),
         }
+    }
+
+    /// Requests the checks of a login. False when the address has its share of the waiting logins,
+    /// or the request queue is full.
+    pub fn request_login(&mut self, to: (Key, u16), address: IpAddr, login: &wire::Login) -> bool {
+        let share = Share::of_address(address);
+        if !self.waiting_logins.begin(share) {
+            return false;
+        }
+        let login = Box::new(*login);
+        let front_request = FrontRequest::Login { to, address, login };
+        let is_asked = self.front_requests.try_send((share, front_request)).is_ok();
+        if !is_asked {
+            self.waiting_logins.end(share);
+        }
+        is_asked
     }
 
     /// Submits the opening of a session. False when the ring, or its share for openings, is full.
@@ -370,13 +391,14 @@ impl State {
     /// look-ups in progress or the request queue is full.
     ///
     /// A look-up reads the journal from a checkpoint, and only two run at a time. Without the limit
-    /// one user's look-ups would delay the resumes of all others.
+    /// one user's look-ups would fill the queue, and the resumes of all others would wait.
     pub fn look_up(&mut self, at: At, front_request: FrontRequest) -> bool {
         let user = self.sessions.row(at).user;
         if !self.look_ups.begin(user) {
             return false;
         }
-        let is_asked = self.front_requests.try_send(front_request).is_ok();
+        let asked = (Share::User(user), front_request);
+        let is_asked = self.front_requests.try_send(asked).is_ok();
         match is_asked {
             true => self.stats.look_ups.increment(1),
             false => self.look_ups.end(user),

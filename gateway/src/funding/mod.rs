@@ -9,10 +9,10 @@
 //! crash between the two steps, the amounts that ledger and journal have recorded determine the
 //! second step. Both steps are idempotent, and the sweeper repeats them.
 
+mod abandoned;
 mod purchases;
 mod release;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use admission::{Admission, FundRequest, HoldBalance, Request};
@@ -23,10 +23,10 @@ use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
 use types::RejectReason::{DuplicateRequest, HoldInUse};
-use types::command::BlockCause;
 use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, derived};
 use uuid::Uuid;
 
+pub use abandoned::AbandonedHolds;
 pub use purchases::check_purchases;
 pub use release::release_to_holder;
 use release::{release_when_settled, start_release};
@@ -363,16 +363,13 @@ pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status
     close_if(market, hold, |_| true).await
 }
 
-/// Closes a trading hold if it is still abandoned ([`abandoned`]) once the user's lock is held.
+/// Closes a hold that a search has found, if it is still abandoned once the user's lock is held.
 pub async fn close_abandoned(
     market: &Arc<Market>,
     hold: HoldIx,
-    before_ns: u64,
+    search: &mut AbandonedHolds,
 ) -> Result<(), Status> {
-    close_if(market, hold, |state| {
-        abandoned(state, before_ns).contains(&hold)
-    })
-    .await
+    close_if(market, hold, |state| search.is_abandoned(state, hold)).await
 }
 
 /// Closes a hold without open orders if `still` returns true under the user's lock. The ledger's
@@ -432,29 +429,6 @@ pub async fn list(
 fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     let spec = asset.instrument().and_then(|ix| admission.spec(ix));
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
-}
-
-/// Trading holds without open orders that may be closed (`design.md` 4): those of users blocked by
-/// identity, and those of users whose last session ended before `before_ns`, unless the hold was
-/// used since. Holds of users that never had a session stay: such users manage them by RPC.
-pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
-    let mut has_left: HashMap<UserIx, bool> = HashMap::new();
-    for session in state.sessions() {
-        let is_gone = !session.open && session.changed_ns < before_ns;
-        *has_left.entry(session.user).or_insert(true) &= is_gone;
-    }
-    let admission = state.core().admission();
-    let is_blocked = |user| {
-        let row = admission.user(user);
-        row.is_some_and(|row| row.blocks.has(BlockCause::Identity))
-    };
-    let is_abandoned = |hold: &replica::Hold| {
-        hold.used_ns < before_ns && has_left.get(&hold.user) == Some(&true) || is_blocked(hold.user)
-    };
-    let idle = state.trading_holds();
-    idle.filter(|hold| !hold.closed && hold.open_orders == 0 && is_abandoned(hold))
-        .map(|hold| hold.hold)
-        .collect()
 }
 
 /// The trading hold with a ledger hold id given as text.

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use admission::Request;
 use prost::Message;
 use proto::cfa::v1::Instrument;
 use proto::identity::v1::{CheckLimitsRequest, UserUpdatedEvent};
+use sequencer::{Layout, Reply, SubmitError};
 use testkit::Registry;
-use types::{OrderType, RejectReason, Side, TimeInForce, UserId};
+use types::{OrderType, RejectReason, SessionIx, Side, TimeInForce, UserId};
 
 use crate::checkpoints::cancel_own;
+use crate::shares::stall;
 use crate::world::*;
 
 /// Publishes identity's event that a user has changed.
@@ -201,6 +204,45 @@ async fn a_limit_that_cannot_be_read_delays_no_other_users_limit() {
     // Ann was bound first, so her limit is read first.
     until_limit(&world, "bob", 4_500).await;
     set_unavailable(false);
+    until_limit(&world, "ann", 4_500).await;
+    world.stop().await;
+}
+
+/// A raised limit that is refused `BUSY` is submitted again. The market is busy here because its
+/// queue of calls is full.
+#[tokio::test]
+async fn a_raised_limit_that_is_refused_busy_is_journalled_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unsettled();
+    // The front runs on its own thread.
+    settings.layout = Some(Layout::Shared);
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    // A login reads the limit of the day.
+    let (_ann, _) = world.session(login("ann", "a")).await;
+    let reads = || world.identity.with(|state| state.limit_reads["ann"]);
+    let before = reads();
+    let stalled = stall(&world).await;
+    let port = world.port();
+    let full = loop {
+        // Changes nothing: there is no such session.
+        let request = Request::CloseSession {
+            session: SessionIx::NONE,
+            epoch: None,
+            keep_orders: true,
+        };
+        if let Err(error) = port.submit(request, Reply::None) {
+            break error;
+        }
+    };
+    assert_eq!(full, SubmitError::Busy);
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 4_000);
+    publish_updated(&world, "ann").await;
+    let is_repeated = async || reads() >= before + 2;
+    until_true("the limit is read again after a refusal", is_repeated).await;
+    drop(stalled);
     until_limit(&world, "ann", 4_500).await;
     world.stop().await;
 }

@@ -882,11 +882,25 @@ impl Raw {
         in_time("the handshake", Self::to(address, Self::config(world))).await
     }
 
+    /// Connects from another address of the loopback.
+    pub async fn connect_from(world: &World, own: [u8; 4]) -> Self {
+        let connecting = Self::between(own, world.gateway.trading_address(), Self::config(world));
+        in_time("the handshake", connecting).await.unwrap()
+    }
+
     async fn to(
         address: std::net::SocketAddr,
         config: quinn::ClientConfig,
     ) -> Result<Self, quinn::ConnectionError> {
-        let mut endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        Self::between([127, 0, 0, 1], address, config).await
+    }
+
+    async fn between(
+        own: [u8; 4],
+        address: std::net::SocketAddr,
+        config: quinn::ClientConfig,
+    ) -> Result<Self, quinn::ConnectionError> {
+        let mut endpoint = quinn::Endpoint::client((own, 0).into()).unwrap();
         endpoint.set_default_client_config(config);
         let connection = endpoint.connect(address, "cfa-trade").unwrap().await?;
         let (send, receive) = connection.open_bi().await?;
@@ -1390,6 +1404,8 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
 
 #[tokio::test]
 async fn sessions_and_logins_per_user_are_limited() {
+    const RATE: u64 = 5;
+    const LOGINS: u64 = 40;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.sessions_per_user_max = 2;
@@ -1406,6 +1422,37 @@ async fn sessions_and_logins_per_user_are_limited() {
         other => panic!("{other:?}"),
     }
     drop(open);
+    world.stop().await;
+
+    // Logins above the rate are refused. All have names of their own, far fewer than the maximum.
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.logins_per_s = RATE as u32;
+    let world = members(folder.path(), settings).await;
+    let mut ann = Raw::connect(&world).await;
+    let begun = std::time::Instant::now();
+    for channel in 0..LOGINS as u16 {
+        ann.send(channel, 0, raw_login("ann", &format!("s-{channel}"), 0))
+            .await;
+    }
+    let (mut accepted, mut refused) = (0, 0);
+    while accepted + refused < LOGINS {
+        match ann.next_with_heartbeats().await.1 {
+            ServerMessage::LoginAccepted(_) => accepted += 1,
+            ServerMessage::Disconnect(end) => {
+                assert_eq!(end.code, DisconnectCode::TooManySessions.code());
+                refused += 1;
+            }
+            _ => {}
+        }
+    }
+    // A burst, and what the rate has replenished since.
+    let most = RATE + RATE * (begun.elapsed().as_secs() + 1);
+    assert!(
+        (RATE..=most).contains(&accepted),
+        "{accepted}, {most} at most"
+    );
+    assert!(refused > 0, "no login of {LOGINS} was above the rate");
     world.stop().await;
 }
 
@@ -1543,11 +1590,13 @@ async fn r341_answers_without_a_client_sequence_state_the_wait_above_the_rate() 
 // rows: R345
 #[tokio::test]
 async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
+    const UNKNOWN: u64 = 100;
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.throttle_per_s = 5;
     let world = members(folder.path(), settings).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let begun = std::time::Instant::now();
     for id in 1..=5 {
         ann.send(0, wire_order(id, Side::Buy, 100, 1))
             .await
@@ -1558,9 +1607,11 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
         client_order_id,
         engine_order_id: 0,
     };
-    // The cancel of an unknown order counts in the rate. Cancels of open orders pass.
-    ann.send(0, wire_order(9, Side::Buy, 100, 1)).await.unwrap();
-    ann.send(0, named(77)).await.unwrap();
+    // Cancels of an unknown order count in the rate and use it up. The cancels of open orders after
+    // them pass.
+    for _ in 0..UNKNOWN {
+        ann.send(0, named(77)).await.unwrap();
+    }
     for id in 1..=4 {
         ann.send(0, named(id)).await.unwrap();
     }
@@ -1570,21 +1621,27 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
         side: wire::BOTH_SIDES,
     };
     ann.send(0, all).await.unwrap();
-    let (mut gone, mut throttled) = (0, 0);
-    while gone < 5 {
+    let (mut gone, mut throttled, mut in_rate) = (Vec::new(), 0, 0);
+    while gone.len() < 5 {
         match next_report(&mut of_ann).await.message {
-            ServerMessage::Cancelled(_) => gone += 1,
-            ServerMessage::Rejected(m) => {
-                assert_eq!(m.reason, RejectReason::Throttle);
+            ServerMessage::Cancelled(m) => gone.push(m.client_order_id),
+            ServerMessage::Rejected(m) if m.reason == RejectReason::Throttle => {
+                assert_eq!((m.request, m.client_order_id), (RequestKind::Cancel, 77));
                 throttled += 1;
+            }
+            ServerMessage::Rejected(m) => {
+                assert_eq!(m.reason, RejectReason::UnknownOrder);
+                in_rate += 1;
             }
             _ => {}
         }
     }
-    assert!(
-        throttled <= 2,
-        "only the new order and the cancel of an unknown order: {throttled}"
-    );
+    assert_eq!(gone, [1, 2, 3, 4, 5]);
+    assert_eq!(throttled + in_rate, UNKNOWN);
+    // The orders and a part of the unknown cancels are within the rate.
+    let most = 5 + 5 * (begun.elapsed().as_secs() + 1);
+    assert!(5 + in_rate <= most, "{in_rate}, {most} at most");
+    assert!(throttled > 0, "the rate was never used up");
     world.stop().await;
 }
 

@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use sequencer::{Core, Layout};
 use tokio::sync::Semaphore;
 use types::{RejectReason, Side};
-use wire::ServerMessage;
+use wire::{CHANNELS_MAX, DisconnectCode, ServerMessage};
 
 use crate::sessions::{Raw, raw_login};
 use crate::world::*;
@@ -55,7 +55,7 @@ async fn members(folder: &std::path::Path, settings: Settings) -> World {
 }
 
 /// Stops the hot thread between two commands until the sender is dropped.
-async fn stall(world: &World) -> SyncSender<()> {
+pub async fn stall(world: &World) -> SyncSender<()> {
     let (release, released) = sync_channel::<()>(1);
     let is_stalled = Arc::new(AtomicBool::new(false));
     let stalled = is_stalled.clone();
@@ -180,6 +180,104 @@ async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
         assert_eq!(is, (number, seq, RejectReason::UnknownOrder), "once");
     }
     world.stop().await;
+}
+
+/// Identity answers nothing about ann, and an address waits with more logins of ann than its share.
+/// The rest is refused. A member at another address logs in and trades.
+// rows: R341
+#[tokio::test]
+async fn r341_logins_of_one_address_that_wait_delay_no_login_of_another() {
+    /// 1,280 logins; the share is half of the 2,048 that may wait.
+    const CONNECTIONS: u16 = 20;
+    const OTHER: [u8; 4] = [127, 0, 0, 2];
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.logins_per_s = 0;
+    settings.gateway.login_timeout_ms = 600_000;
+    settings.gateway.heartbeat_ms = 60_000;
+    let world = members(folder.path(), settings).await;
+    let latch = block_profile(&world, "ann");
+    let mut flood = Vec::new();
+    for connection in 0..CONNECTIONS {
+        let mut raw = Raw::connect_from(&world, OTHER).await;
+        for channel in 0..CHANNELS_MAX as u16 {
+            let name = format!("{connection}-{channel}");
+            raw.send(channel, 0, raw_login("ann", &name, 0)).await;
+        }
+        flood.push(raw);
+    }
+    let (_, refusal) = flood[usize::from(CONNECTIONS) - 1]
+        .until(is_login_answer)
+        .await;
+    assert_eq!(
+        refused_with(&refusal),
+        Some(DisconnectCode::NotReady.code())
+    );
+
+    let (bob, mut of_bob) = world.session(with_money("bob", "b")).await;
+    bob.send(0, order(1)).await.unwrap();
+    until(&mut of_bob, ack).await;
+    // Each answer returns its place, although the connections have ended.
+    drop(flood);
+    latch.close();
+    until_true("the address logs in", async || {
+        let mut raw = Raw::connect_from(&world, OTHER).await;
+        raw.send(0, 0, raw_login("bob", "c", 0)).await;
+        let (_, answer) = raw.until(is_login_answer).await;
+        refused_with(&answer).is_none()
+    })
+    .await;
+    world.stop().await;
+}
+
+/// A login above the user's rate is refused without a call of identity, which does not answer here.
+// rows: R341
+#[tokio::test]
+async fn r341_logins_above_the_rate_do_not_wait_for_identity() {
+    const LOGINS: u16 = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    drop(world.session(login("ann", "a")).await);
+    // After a restart the user is known, and no profile is cached.
+    let mut settings = Settings::default();
+    settings.gateway.logins_per_s = 1;
+    settings.gateway.login_timeout_ms = 600_000;
+    let world = world.restart(settings).await;
+    let latch = block_profile(&world, "ann");
+    let mut ann = Raw::connect(&world).await;
+    for channel in 0..LOGINS {
+        ann.send(channel, 0, raw_login("ann", &format!("s-{channel}"), 0))
+            .await;
+    }
+    let (_, refusal) = ann.until(is_login_answer).await;
+    let code = DisconnectCode::TooManySessions.code();
+    assert_eq!(refused_with(&refusal), Some(code));
+    latch.close();
+    ann.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    world.stop().await;
+}
+
+/// Identity answers questions for the user's profile after the returned latch is closed.
+fn block_profile(world: &World, user_id: &str) -> Arc<Semaphore> {
+    let latch = Arc::new(Semaphore::new(0));
+    world.identity.with(|state| {
+        let latches = &mut state.profile_latches;
+        latches.insert(user_id.to_owned(), latch.clone());
+    });
+    latch
+}
+
+fn is_login_answer(message: &ServerMessage) -> bool {
+    matches!(message, ServerMessage::LoginAccepted(_)) || refused_with(message).is_some()
+}
+
+/// The code of a refused login.
+fn refused_with(message: &ServerMessage) -> Option<u16> {
+    match message {
+        ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    }
 }
 
 /// A metrics recorder that counts journal lookups of fronts that start on this thread.

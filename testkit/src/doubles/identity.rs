@@ -137,6 +137,10 @@ impl IdentityService for ServiceDoubles {
         request: Request<GetUserProfileRequest>,
     ) -> Result<Response<GetUserProfileResponse>, Status> {
         let user_id = request.into_inner().user_id;
+        let latch = self.with(|state| state.profile_latches.get(&user_id).cloned());
+        if let Some(latch) = latch {
+            drop(latch.acquire().await);
+        }
         self.with(|state| {
             state.trail.push(format!("profile {user_id}"));
             let user = state.user(&user_id);
@@ -238,6 +242,7 @@ impl IdentityService for ServiceDoubles {
         request: Request<GetLimitsRequest>,
     ) -> Result<Response<GetLimitsResponse>, Status> {
         let user_id = request.into_inner().user_id;
+        self.with(|state| *state.limit_reads.entry(user_id.clone()).or_default() += 1);
         if self.with(|state| state.limits_unavailable.contains(&user_id)) {
             return Err(Status::unavailable("limits cannot be read"));
         }

@@ -68,6 +68,8 @@ pub struct State {
     pub limit_refusal: Option<String>,
     /// Recorded CheckLimits requests: see `take_limit_checks`.
     pub limit_checks: Vec<CheckLimitsRequest>,
+    /// Number of `get_limits` calls, by user.
+    pub limit_reads: HashMap<String, u32>,
     /// Users whose limits cannot be read.
     pub limits_unavailable: HashSet<String>,
     /// Daily limits in kopecks, by limit type. A type without an entry has no limit.
@@ -76,6 +78,9 @@ pub struct State {
     pub reservations: HashMap<String, Reservation>,
     /// True: reservations are neither made nor ended.
     pub reservations_unavailable: bool,
+    /// By user: the profile is returned after the test has closed the semaphore, which has no
+    /// permits.
+    pub profile_latches: HashMap<String, Arc<Semaphore>>,
     /// Limit checks wait until the test closes this semaphore, which has no permits.
     pub limit_latch: Option<Arc<Semaphore>>,
     /// Faults of the next payments calls, one per call.

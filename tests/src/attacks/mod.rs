@@ -3,7 +3,8 @@
 //!
 //! An attack sends as many packets per second as its control: a member that sends orders and
 //! cancels within its rates. A run checks the honest member's latency and gaps against those next
-//! to the control, the outcome of the attack, and the platform's resident memory afterwards.
+//! to the control, the outcome of the attack, and the platform's resident memory afterwards. The
+//! memory after a control run is checked too, so that growth by ordinary orders is found.
 //!
 //! | file | what |
 //! |---|---|
@@ -257,15 +258,13 @@ impl Stage {
         if kind == Kind::OrderSlots && !plan.is_long() {
             verdict.caches_bytes = LEDGER_CACHE;
         }
-        self.record_memory(plan, &mut verdict).await;
+        // The run before has had its time to release memory.
+        verdict.resident_bytes.push(self.resident_bytes());
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {
                 self.control(plan, control, &mut verdict).await;
-                // The memory that the control's orders added is not the attack's.
                 tokio::time::sleep(MEMORY_RELEASE_MAX).await;
-                let last = verdict.resident_bytes.last_mut();
-                last.into_iter()
-                    .for_each(|last| *last = self.resident_bytes());
+                verdict.add_control_memory(self.resident_bytes());
             }
             let (figures, outcome) = self.measure(kind, plan, &attacker).await;
             verdict.add(figures, &outcome);
@@ -283,13 +282,15 @@ impl Stage {
         verdict
     }
 
-    /// Makes the first control run of a platform; prints and returns its verdict.
+    /// Makes the first control run of a platform; prints and returns its verdict. Its orders fill the
+    /// platform's caches once.
     async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let mut verdict = Verdict::new(Kind::Control.name(), false);
-        let before = self.resident_bytes();
+        verdict.caches_bytes = LEDGER_CACHE;
+        verdict.resident_bytes.push(self.resident_bytes());
         self.control(plan, control, &mut verdict).await;
+        self.record_memory(plan, &mut verdict).await;
         verdict.compare(control);
-        verdict.resident_bytes = vec![before, self.resident_bytes()];
         println!("{verdict}");
         verdict
     }

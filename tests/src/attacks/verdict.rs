@@ -21,8 +21,10 @@ pub struct Verdict {
     pub name: &'static str,
     /// Violated bounds.
     pub violations: Vec<String>,
-    /// Resident memory before the first run and after each run.
+    /// Resident memory before the first run and after each run, further control runs included.
     pub(super) resident_bytes: Vec<u64>,
+    /// Indexes in `resident_bytes` of further control runs.
+    control_steps: Vec<usize>,
     /// Bytes that bounded caches may add in the first run.
     pub(super) caches_bytes: u64,
     checks_latency: bool,
@@ -37,6 +39,7 @@ impl Verdict {
             name,
             violations: Vec::new(),
             resident_bytes: Vec::new(),
+            control_steps: Vec::new(),
             caches_bytes: 0,
             checks_latency,
             figures: Vec::new(),
@@ -56,6 +59,13 @@ impl Verdict {
     pub(super) fn note(&mut self, run: &str, outcome: &Outcome) {
         self.outcomes.push(format!("{run}; {}", outcome.summary));
         self.violations.extend(outcome.violations.iter().cloned());
+    }
+
+    /// Adds the memory after a further control run, which has the bound of a further run. The next
+    /// attack's growth counts from here.
+    pub(super) fn add_control_memory(&mut self, bytes: u64) {
+        self.control_steps.push(self.resident_bytes.len());
+        self.resident_bytes.push(bytes);
     }
 
     /// Compares latency and gap with the control's, and memory after each run with its bound.
@@ -79,12 +89,17 @@ impl Verdict {
             self.violations
                 .push(format!("gap of {gap:?}, control {control_gap:?}"));
         }
-        for run in 1..self.resident_bytes.len() {
-            let (before, after) = self.resident_bytes.split_at(run);
+        for step in 1..self.resident_bytes.len() {
+            let (before, after) = self.resident_bytes.split_at(step);
             if !is_memory_allowed(before, after[0], self.caches_bytes) {
-                let (before, after) = (before[run - 1] >> 20, after[0] >> 20);
+                let controls = self.control_steps.iter().filter(|at| **at <= step);
+                let run = match self.control_steps.contains(&step) {
+                    true => "a further control run".to_owned(),
+                    false => format!("run {}", step - controls.count()),
+                };
+                let (before, after) = (before[step - 1] >> 20, after[0] >> 20);
                 self.violations
-                    .push(format!("memory of run {run}: {before} -> {after} MiB"));
+                    .push(format!("memory of {run}: {before} -> {after} MiB"));
             }
         }
     }
@@ -158,6 +173,34 @@ mod tests {
         assert!(is_memory_allowed(&[100 * MIB], 143 * MIB, MIB));
         assert!(is_memory_allowed(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
         assert!(!is_memory_allowed(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
+    }
+
+    #[test]
+    fn a_control_run_is_held_to_the_bounds_of_memory_too() {
+        // Memory in MiB before and after the first run, after a control run, after the second run.
+        let judged = |resident: [u64; 4]| {
+            let mut verdict = Verdict::new("x", false);
+            verdict.caches_bytes = 64 * MIB;
+            let [before, first, control, second] = resident.map(|mib| mib * MIB);
+            verdict.resident_bytes.extend([before, first]);
+            verdict.add_control_memory(control);
+            verdict.resident_bytes.push(second);
+            verdict.compare(&[]);
+            verdict.violations.join("; ")
+        };
+        assert_eq!(judged([100, 206, 214, 222]), "");
+        assert_eq!(
+            judged([100, 207, 150, 150]),
+            "memory of run 1: 100 -> 207 MiB"
+        );
+        assert_eq!(
+            judged([100, 120, 129, 129]),
+            "memory of a further control run: 120 -> 129 MiB"
+        );
+        assert_eq!(
+            judged([100, 120, 128, 137]),
+            "memory of run 2: 128 -> 137 MiB"
+        );
     }
 
     #[test]
