@@ -25,7 +25,7 @@ use types::command::{
 use types::{
     AssetIx, CancelReason, Handle, HoldIx, HoldKind, Id128, InstrumentId, InstrumentIx,
     InstrumentParams, InstrumentSpec, Lots, Minor, NodeId, RejectReason, Sequence, SessionIx, Side,
-    Ticks, TimeInForce, UserIx,
+    StpGroup, Ticks, TimeInForce, UserIx,
 };
 
 /// Reports that a front received, in order.
@@ -938,6 +938,25 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     let all = |seq| mass_cancel(MassScope::User(user), user, session, seq);
     assert_eq!(say(over, all(5)), Err(throttled), "nothing is open");
     say(Submission::default(), order(6)).expect("taken");
+    let (own, group) = (MassScope::User(user), StpGroup::of_user(user));
+    for (scope, instrument, side) in [
+        (own, InstrumentIx::NONE, Some(Side::Buy)),
+        (own, InstrumentIx(0), None),
+        (MassScope::Group(group), InstrumentIx::NONE, None),
+    ] {
+        let some = Request::MassCancel(MassCancelRequest {
+            scope,
+            instrument,
+            side,
+            reason: CancelReason::MassCancel,
+            user,
+            session,
+            client_seq: 7,
+            key_hash: Id128::NONE,
+        });
+        let answer = say(over, some);
+        assert_eq!(answer, Err(throttled), "it inspects orders that it leaves");
+    }
     say(over, all(7)).expect("passes");
 }
 

@@ -119,7 +119,8 @@ impl FrontRequest {
 pub enum FrontMessage {
     Login {
         to: (Key, u16),
-        address: IpAddr,
+        /// Address of the client, whose place among the waiting logins this answer returns.
+        from: IpAddr,
         outcome: Result<Box<Admitted>, DisconnectCode>,
     },
     /// `Ok(checked)`: submit the order. `checked`: identity allowed it above the budget. `Err`:
@@ -405,7 +406,7 @@ impl Desk {
                 let outcome = login::admit(self, address, &login).await.map(Box::new);
                 FrontMessage::Login {
                     to,
-                    address,
+                    from: address,
                     outcome,
                 }
             }

@@ -49,6 +49,7 @@ mod state;
 mod tls;
 mod window;
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
@@ -94,14 +95,7 @@ impl Front {
     /// Handles a message from tokio.
     fn on_message(&mut self, now: Instant, message: FrontMessage) {
         match message {
-            FrontMessage::Login {
-                to,
-                address,
-                outcome,
-            } => {
-                self.state.waiting_logins.end(Share::of_address(address));
-                self.on_login(now, to, outcome);
-            }
+            FrontMessage::Login { to, from, outcome } => self.on_login(now, to, from, outcome),
             FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
                     self.on_limit_checked(now, session.0, outcome);
@@ -231,8 +225,10 @@ impl Front {
         &mut self,
         now: Instant,
         to: (Key, u16),
+        from: IpAddr,
         outcome: Result<Box<login::Admitted>, DisconnectCode>,
     ) {
+        self.state.waiting_logins.end(Share::of_address(from));
         let Some(link) = self.endpoint.link(to.0).filter(|link| link.is_open()) else {
             return;
         };

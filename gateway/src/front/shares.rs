@@ -1,6 +1,6 @@
 //! Places that keys share by dynamic thresholds, as users share the ring (`in_flight`): a key gets
-//! another place while it has fewer places than are free. A single key gets half of them, and leaves
-//! places for others.
+//! another place while it has fewer places than are free. A single key gets half of them. The other
+//! half stays for other keys.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

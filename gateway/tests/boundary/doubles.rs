@@ -1,11 +1,16 @@
-//! A double of the event log.
+//! A double of the event log, and a latch for releases in the ledger.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use events::Log;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tonic::service::Routes;
 
 /// An event log that refuses events while it is unavailable.
 pub struct UnavailableLog {
@@ -66,4 +71,55 @@ impl Log for UnavailableLog {
     fn waiting(&self) -> &events::Waiting {
         self.log.waiting()
     }
+}
+
+/// Delays the release of one hold in the ledger. Clones share the state.
+#[derive(Clone, Default)]
+pub struct ReleaseLatch {
+    /// The hold, and the semaphore that its releases wait for. It has no permits.
+    blocked: Arc<Mutex<Option<(String, Arc<Semaphore>)>>>,
+    /// Number of calls that waited or wait.
+    calls: Arc<AtomicU32>,
+}
+
+impl ReleaseLatch {
+    /// Delays the releases of a hold until the returned semaphore is closed.
+    pub fn block(&self, hold_id: &str) -> Arc<Semaphore> {
+        let opened = Arc::new(Semaphore::new(0));
+        *self.blocked.lock().unwrap() = Some((hold_id.to_owned(), opened.clone()));
+        opened
+    }
+
+    /// Number of calls that were delayed.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// The ledger's routes after this latch.
+    pub fn before(&self, routes: Routes) -> Routes {
+        let layer = from_fn_with_state(self.clone(), delay);
+        Routes::from(routes.into_axum_router().layer(layer))
+    }
+
+    /// What a release with this body waits for.
+    fn of(&self, body: &[u8]) -> Option<Arc<Semaphore>> {
+        let blocked = self.blocked.lock().unwrap();
+        let (hold_id, opened) = blocked.as_ref()?;
+        let mut texts = body.windows(hold_id.len());
+        let is_of_hold = texts.any(|text| text == hold_id.as_bytes());
+        is_of_hold.then(|| opened.clone())
+    }
+}
+
+async fn delay(State(latch): State<ReleaseLatch>, request: Request, next: Next) -> Response {
+    if !request.uri().path().ends_with("/ReleaseHold") {
+        return next.run(request).await;
+    }
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    if let Some(opened) = latch.of(&body) {
+        latch.calls.fetch_add(1, Ordering::SeqCst);
+        drop(opened.acquire().await);
+    }
+    next.run(Request::from_parts(parts, Body::from(body))).await
 }

@@ -7,6 +7,7 @@ use proto::market::v1::*;
 use tonic::Code;
 use types::Sequence;
 
+use crate::doubles::ReleaseLatch;
 use crate::world::*;
 
 fn figures(hold: &TradingHold) -> (String, String) {
@@ -173,6 +174,41 @@ async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
         world.balance("ann", "CFA-RUB").await,
         ("1000.00".into(), "0.00".into(), "1000.00".into())
     );
+    world.stop().await;
+}
+
+/// Releases of a hold are serialized. One that waits for the ledger delays no release of another
+/// hold.
+#[tokio::test]
+async fn a_release_that_waits_for_the_ledger_delays_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let latch = ReleaseLatch::default();
+    let mut settings = Settings {
+        release_latch: latch.clone(),
+        ..Settings::default()
+    };
+    settings.gateway.release_wait_ms = 0;
+    let mut world = World::with(folder.path(), settings).await;
+    for user in ["ann", "bob"] {
+        world.user(user, "1000", "0").await;
+        world.open_hold(user, "CFA-RUB", "600").await;
+    }
+    let of_ann = world.trading_holds("ann").await.remove(0).hold_id;
+    let of_bob = world.trading_holds("bob").await.remove(0).hold_id;
+    let opened = latch.block(&of_ann);
+    close(&world, "ann", &of_ann).await.unwrap();
+    until_true("ann's release waits", async || latch.calls() > 0).await;
+    close(&world, "bob", &of_bob).await.unwrap();
+    until_true("bob's money is available", async || {
+        world.balance("bob", "CFA-RUB").await.1 == "0.00"
+    })
+    .await;
+    // The market makes three attempts, 10 s each. With one lock for all holds bob's release would
+    // wait for the end of the last one.
+    assert!(latch.calls() < 3, "bob's release waited for ann's");
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
+    opened.close();
+    until_held(&mut world, "0.00").await;
     world.stop().await;
 }
 

@@ -27,7 +27,7 @@ use tonic::Status;
 use types::{NodeId, Sequence, Side};
 use wire::ServerMessage;
 
-use crate::doubles::UnavailableLog;
+use crate::doubles::{ReleaseLatch, UnavailableLog};
 
 pub use testkit::messages::{context, decimal, fresh as unique};
 
@@ -53,6 +53,8 @@ pub struct Settings {
     /// While true, the log refuses the market's events.
     pub log_is_unavailable: Arc<AtomicBool>,
     pub log_hangs: bool,
+    /// Delays the release of a hold in the ledger.
+    pub release_latch: ReleaseLatch,
     /// Clock of ledger and trading path; `None` = the process clock.
     pub clock: Option<Arc<Disciplined>>,
     /// Storage of the journal; `None` = files in the folder.
@@ -78,6 +80,7 @@ impl Default for Settings {
             layout: None,
             log_is_unavailable: Arc::default(),
             log_hangs: false,
+            release_latch: ReleaseLatch::default(),
             clock: None,
             journal: None,
         }
@@ -160,7 +163,10 @@ impl World {
         let ledger_handle = ledger::start(ledger_config, ledger_deps, stop_rest.clone())
             .await
             .unwrap();
-        slots[0].fill(rpc::with_auth(ledger_handle.service().routes, &auth));
+        let ledger_routes = settings
+            .release_latch
+            .before(ledger_handle.service().routes);
+        slots[0].fill(rpc::with_auth(ledger_routes, &auth));
         slots[1].fill(rpc::with_auth(identity.routes(), &auth));
         slots[2].fill(rpc::with_auth(registry.routes(), &auth));
 

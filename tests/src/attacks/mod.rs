@@ -282,8 +282,8 @@ impl Stage {
         verdict
     }
 
-    /// Makes the first control run of a platform; prints and returns its verdict. Its orders fill the
-    /// platform's caches once.
+    /// Makes the first control run of a platform; prints and returns its verdict. Its orders fill
+    /// the platform's caches once.
     async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let mut verdict = Verdict::new(Kind::Control.name(), false);
         verdict.caches_bytes = LEDGER_CACHE;
