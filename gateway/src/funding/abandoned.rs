@@ -128,7 +128,7 @@ mod tests {
     use types::command::{
         BindUser, BlockUser, CloseSession, Command, ForgetSession, Fund, OpenSession,
     };
-    use types::{AssetIx, Envelope, HoldKind, Id128, Minor, NodeId, Sequence, StpGroup, UserId};
+    use types::{AssetIx, Envelope, HoldKind, Id128, Minor, NodeId, StpGroup, UserId};
 
     use super::*;
 
