@@ -186,7 +186,8 @@ impl<T> Endpoint<T> {
             let key = Key { index, generation };
             let Some(link) = self.link(key) else { continue };
             did_work = true;
-            link.scheduled = None;
+            let scheduled = link.scheduled.pop();
+            assert_eq!(scheduled, Some(at), "the connection's earliest timer");
             if link.quic.poll_timeout().is_some_and(|at| at <= now) {
                 link.quic.handle_timeout(now);
             }
@@ -332,13 +333,14 @@ impl<T> Endpoint<T> {
         true
     }
 
-    /// Sets a timer no later than the connection's next deadline.
+    /// Sets a timer no later than the connection's next deadline. A connection has at most one timer
+    /// per time: a later one stays and is used again after an earlier one.
     fn schedule(&mut self, link: &mut Link<T>) {
         let Some(next) = link.next_deadline() else {
             return;
         };
-        if link.scheduled.is_none_or(|at| next < at) {
-            link.scheduled = Some(next);
+        if link.scheduled.last().is_none_or(|at| next < *at) {
+            link.scheduled.push(next);
             let Key { index, generation } = link.key;
             self.timers.push(Reverse((next, index, generation)));
         }
@@ -584,5 +586,76 @@ fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T
         link.end = End::Closed;
         link.quic.close(now, code.into(), reason);
         driver.closed(now, link, &ConnectionError::LocallyClosed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    use quinn_proto::crypto::rustls::QuicClientConfig;
+
+    use super::*;
+
+    /// Counts the deadlines that have passed.
+    #[derive(Default)]
+    struct Deadlines(usize);
+
+    impl Driver<()> for Deadlines {
+        fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
+            Incoming::Refuse
+        }
+
+        fn data(&mut self, _: Instant, _: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
+            ConsumedBytes {
+                bytes: bytes.len(),
+                is_paused: false,
+            }
+        }
+
+        fn finished(&mut self, _: Instant, _: &mut Link<()>) {}
+
+        fn timeout(&mut self, _: Instant, _: &mut Link<()>) {
+            self.0 += 1;
+        }
+
+        fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
+    }
+
+    fn config() -> ClientConfig {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("TLS 1.3")
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let crypto = QuicClientConfig::try_from(tls).expect("a QUIC suite");
+        ClientConfig::new(Arc::new(crypto))
+    }
+
+    /// The handshake's timer is later than every deadline of the test and keeps its one entry.
+    #[test]
+    fn a_later_timer_is_set_once_however_many_earlier_ones_expire() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let silent_peer = UdpSocket::bind(any).expect("a socket");
+        let to = silent_peer.local_addr().expect("an address");
+        let mut endpoint = Endpoint::bind(any, None).expect("a socket");
+        let mut now = Instant::now();
+        let key = endpoint.connect(now, config(), to, "localhost", ());
+        let key = key.expect("a connection");
+        let mut deadlines = Deadlines::default();
+        endpoint.flush(now, &mut deadlines);
+        for count in 1..=100 {
+            let due = now + Duration::from_millis(1);
+            let link = endpoint.link(key).expect("the connection exists");
+            link.set_deadline(Some(due));
+            endpoint.flush(now, &mut deadlines);
+            now = due;
+            endpoint.receive(now, &mut deadlines).expect("the socket");
+            endpoint.flush(now, &mut deadlines);
+            assert_eq!(deadlines.0, count);
+            assert_eq!(endpoint.timers.len(), 1, "{:?}", endpoint.timers);
+        }
     }
 }

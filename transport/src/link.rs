@@ -63,8 +63,8 @@ pub struct Link<T> {
     pub(crate) is_touched: bool,
     /// When [`crate::Driver::timeout`] is called.
     pub(crate) deadline: Option<Instant>,
-    /// This connection's earliest entry in the endpoint's timers.
-    pub(crate) scheduled: Option<Instant>,
+    /// This connection's entries in the endpoint's timers, the earliest one last.
+    pub(crate) scheduled: Vec<Instant>,
     /// Datagrams that the kernel's full buffer did not accept.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
 }
@@ -86,7 +86,7 @@ impl<T> Link<T> {
             is_readable: false,
             is_touched: false,
             deadline: None,
-            scheduled: None,
+            scheduled: Vec::new(),
             unsent: None,
         }
     }
