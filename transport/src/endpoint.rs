@@ -41,8 +41,8 @@ pub enum Incoming<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumedBytes {
     pub bytes: usize,
-    /// True: the driver gets the rest again in the next round. False: the rest is an incomplete
-    /// message and waits for more bytes.
+    /// True: the driver gets the rest again, and all later bytes, in the next round. False: the rest
+    /// is an incomplete message and waits for more bytes.
     pub is_paused: bool,
 }
 
@@ -264,7 +264,7 @@ impl<T> Endpoint<T> {
             let is_drained = self.drive(now, driver, &mut link, !sends);
             self.half_open -= usize::from(!was_connected && (link.is_connected || is_drained));
             // Stays touched after the read part: `flush` sends the answers of this round.
-            link.is_touched = !sends || self.send(now, &mut link) || !link.rest.is_empty();
+            link.is_touched = !sends || self.send(now, &mut link) || link.is_paused;
             if is_drained {
                 self.count -= 1;
                 continue;
@@ -300,7 +300,7 @@ impl<T> Endpoint<T> {
             let Some(event) = link.quic.poll() else { break };
             on_event(now, driver, link, event);
         }
-        if reads && (link.is_readable || !link.rest.is_empty()) {
+        if reads && (link.is_readable || link.is_paused) {
             read(now, driver, link);
         }
         link.write();
@@ -485,6 +485,7 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
 /// Reads the stream and passes its data to the driver, until it has no more data or the driver
 /// pauses.
 fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
+    link.is_paused = false;
     while link.is_open() {
         if link.rest.is_empty() {
             match next_chunk(link) {
@@ -501,6 +502,7 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
             }
         }
         if !deliver(now, driver, link) {
+            link.is_paused = true;
             return;
         }
     }
@@ -533,7 +535,7 @@ fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> 
     carry.drain(..consumed.bytes);
     link.carry = carry;
     if consumed.is_paused {
-        // A non-empty `rest` is processed in the next round, even if no data arrives.
+        // The next round begins with `rest`, even if no data arrives.
         if link.rest.is_empty() {
             link.rest = Bytes::from(std::mem::take(&mut link.carry));
         }

@@ -60,6 +60,8 @@ pub struct Link<T> {
     /// Start of an incomplete message.
     pub(crate) carry: Vec<u8>,
     pub(crate) is_readable: bool,
+    /// The driver has paused: it gets the following bytes in the next round.
+    pub(crate) is_paused: bool,
     pub(crate) is_touched: bool,
     /// When [`crate::Driver::timeout`] is called.
     pub(crate) deadline: Option<Instant>,
@@ -84,6 +86,7 @@ impl<T> Link<T> {
             rest: Bytes::new(),
             carry: Vec::new(),
             is_readable: false,
+            is_paused: false,
             is_touched: false,
             deadline: None,
             scheduled: Vec::new(),

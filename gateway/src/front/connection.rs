@@ -20,7 +20,8 @@ use super::session::At;
 use super::state::State;
 use super::{RESUME_BYTES, hold, pieces};
 
-/// Maximum messages handled per connection and round.
+/// Maximum messages handled per connection and round, over all calls of [`Driver::data`]
+/// (`design.md` 5). The connection continues in the next round, after the other connections.
 const MESSAGES_MAX: usize = 32;
 /// Unsent bytes above which a client's connection is closed after [`SLOW_FOR`], and those above
 /// which it is closed at once.
@@ -60,6 +61,9 @@ pub struct Conn {
     pulled: usize,
     /// Packets that the metrics already count.
     counted: Packets,
+    /// The last round in which messages were read, and how many more it may handle.
+    round: u64,
+    messages_left: usize,
 }
 
 impl Conn {
@@ -204,6 +208,8 @@ impl Driver<Conn> for State {
             slow_since: None,
             pulled: 0,
             counted: Packets::default(),
+            round: 0,
+            messages_left: 0,
         })
     }
 
@@ -271,19 +277,21 @@ fn consumed(bytes: usize) -> ConsumedBytes {
 }
 
 impl State {
-    /// Handles up to [`MESSAGES_MAX`] messages. Stops at a message that waits for a slot.
+    /// Handles messages, up to [`MESSAGES_MAX`] per round. Stops at a message that waits for a slot.
     fn read(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
-        for _ in 0..MESSAGES_MAX {
-            if self.stopping.is_some() {
-                break;
-            }
+        if link.user.round != self.round {
+            link.user.round = self.round;
+            link.user.messages_left = MESSAGES_MAX;
+        }
+        while link.user.messages_left > 0 && self.stopping.is_none() {
             match wire::parse::<ClientMessage>(&bytes[at..]) {
                 Ok(Some((header, message))) => {
                     if self.waits_for_slot(now, link, &header, &message) {
                         break;
                     }
                     at += usize::from(header.length);
+                    link.user.messages_left -= 1;
                     if let Err(code) = self.handle(now, link, &header, &message) {
                         end_connection(link, now, code);
                         return consumed(bytes.len());

@@ -600,6 +600,7 @@ impl Front {
 impl Polled for Front {
     fn round(&mut self) -> bool {
         let now = Instant::now();
+        self.state.round += 1;
         self.state.now_ns = self.state.market.port.clock().now_ns();
         self.state.monotonic_ns = monotonic_ns();
         let mut did_work = false;

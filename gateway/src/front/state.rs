@@ -120,6 +120,8 @@ pub struct State {
     /// Number of connections by address.
     pub addresses: HashMap<IpAddr, u32>,
     pub connections: usize,
+    /// Number of rounds so far.
+    pub round: u64,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
     /// Monotonic nanoseconds, for rates.
@@ -160,6 +162,7 @@ impl State {
             failures,
             addresses: HashMap::new(),
             connections: 0,
+            round: 0,
             now_ns: 0,
             monotonic_ns: 0,
             stopping: None,

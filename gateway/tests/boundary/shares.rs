@@ -133,6 +133,53 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
     world.stop().await;
 }
 
+/// Sends orders 1 to `count` at once, and waits until the operating system has their datagrams.
+async fn send_together(raw: &mut Raw, count: u64) {
+    let frames = raw.connection.stats().frame_tx.stream;
+    for id in 1..=count {
+        raw.send(0, id, order(id)).await;
+    }
+    let are_sent = async || raw.connection.stats().frame_tx.stream > frames;
+    until_true("the orders are sent", are_sent).await;
+}
+
+async fn next_ack(raw: &mut Raw) -> wire::OrderAck {
+    let (_, message) = raw.until(|m| ack(m).is_some()).await;
+    ack(&message).expect("`until` returns an OrderAck")
+}
+
+/// The front reads at most 32 messages of a connection per round, however its bytes arrive. Another
+/// member's order of the same round follows them.
+// rows: R341
+#[tokio::test]
+async fn r341_a_members_orders_that_arrive_together_delay_another_by_32_at_most() {
+    const PER_ROUND: usize = 32;
+    /// As many as a client may send before the first acknowledgement.
+    const ORDERS: u64 = 150;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    // While the hot thread is stopped, the front reads nothing.
+    settings.layout = Some(Layout::Fused);
+    let world = members(folder.path(), settings).await;
+    let (mut ann, mut bob) = (Raw::connect(&world).await, Raw::connect(&world).await);
+    for (raw, user) in [(&mut ann, "ann"), (&mut bob, "bob")] {
+        raw.login(0, raw_login(user, "a", 5_000_000)).await;
+    }
+    let stalled = stall(&world).await;
+    send_together(&mut ann, ORDERS).await;
+    send_together(&mut bob, 1).await;
+    drop(stalled);
+    let of_bob = next_ack(&mut bob).await.node_sequence;
+    let mut before = 0;
+    for id in 1..=ORDERS {
+        let acked = next_ack(&mut ann).await;
+        assert_eq!(acked.client_seq, id);
+        before += usize::from(acked.node_sequence < of_bob);
+    }
+    assert!(before <= PER_ROUND, "{before} orders of ann");
+    world.stop().await;
+}
+
 /// At most 64 requests of a session wait for identity, the checked order included. Their repeats do
 /// not get `BUSY`, because the client would send them again as new orders.
 // rows: R341
