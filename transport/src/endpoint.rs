@@ -17,7 +17,10 @@ use quinn_proto::{
 use crate::link::{End, Key, Link};
 use crate::socket::{Origin, Socket};
 
-/// Receive calls per round. A flood of datagrams cannot delay the rest of the round.
+/// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
+/// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
+const DATAGRAMS_MAX: usize = 64;
+/// Receive calls per round: enough for [`DATAGRAMS_MAX`] datagrams without GRO.
 const RECEIVES_MAX: usize = 2;
 /// Transmits of one connection per round.
 const TRANSMITS_MAX: usize = 16;
@@ -126,9 +129,15 @@ impl<T> Endpoint<T> {
         self.timers.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// True if a connection waits to be processed.
+    /// True if a connection or a received datagram waits to be processed.
     pub fn has_work(&self) -> bool {
-        !self.touched.is_empty()
+        !self.touched.is_empty() || self.has_datagrams()
+    }
+
+    /// True if received datagrams are left for the next round. The descriptor does not announce
+    /// them.
+    pub fn has_datagrams(&self) -> bool {
+        self.socket.has_rest()
     }
 
     /// Starts a connection; [`Driver::opened`] reports that its stream is open.
@@ -172,11 +181,16 @@ impl<T> Endpoint<T> {
     /// The socket fails.
     pub fn receive(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
         let mut did_work = false;
+        let mut left = DATAGRAMS_MAX;
         for _ in 0..RECEIVES_MAX {
-            if !self.receive_once(now, driver)? {
+            let Some(count) = self.receive_once(now, driver, left)? else {
+                break;
+            };
+            did_work = true;
+            left -= count;
+            if left == 0 {
                 break;
             }
-            did_work = true;
         }
         while let Some(Reverse((at, index, generation))) = self.timers.peek().copied() {
             if at > now {
@@ -207,7 +221,13 @@ impl<T> Endpoint<T> {
         self.poll(now, driver, true)
     }
 
-    fn receive_once(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
+    /// Handles up to `most` datagrams. Returns their number; `None` if none was available.
+    fn receive_once(
+        &mut self,
+        now: Instant,
+        driver: &mut impl Driver<T>,
+        most: usize,
+    ) -> io::Result<Option<usize>> {
         let mut parts = Parts {
             proto: &mut self.proto,
             links: &mut self.links,
@@ -219,7 +239,7 @@ impl<T> Endpoint<T> {
         };
         let received = self
             .socket
-            .receive(|from, data| parts.datagram(now, driver, from, data))?;
+            .receive(most, |from, data| parts.datagram(now, driver, from, data))?;
         let (accepted, responses) = (parts.accepted, parts.responses);
         for (transmit, contents) in responses {
             // Not queued if the kernel's buffer is full: the peer retries.
