@@ -44,8 +44,8 @@ pub enum Incoming<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumedBytes {
     pub bytes: usize,
-    /// True: the driver gets the rest again, and all later bytes, in the next round. False: the rest
-    /// is an incomplete message and waits for more bytes.
+    /// True: the driver gets the rest again, and all later bytes, in the next round. False: the
+    /// rest is an incomplete message and waits for more bytes.
     pub is_paused: bool,
 }
 
@@ -169,6 +169,13 @@ impl<T> Endpoint<T> {
         Some(link)
     }
 
+    /// Returns a connection without marking it, so that this costs no poll of it. `None` if it has
+    /// ended.
+    pub fn peek(&self, key: Key) -> Option<&Link<T>> {
+        let link = self.links.get(key.index as usize)?.as_deref()?;
+        (link.key == key).then_some(link)
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         self.links.iter().flatten().map(|link| link.key)
     }
@@ -207,6 +214,8 @@ impl<T> Endpoint<T> {
             }
             if link.deadline.is_some_and(|at| at <= now) {
                 link.deadline = None;
+                // The round's datagrams may have made space: the driver sees what still waits.
+                link.flush(now);
                 driver.timeout(now, link);
             }
         }
@@ -323,7 +332,7 @@ impl<T> Endpoint<T> {
         if reads && (link.is_readable || link.is_paused) {
             read(now, driver, link);
         }
-        link.write();
+        link.flush(now);
         advance_close(now, driver, link);
         is_drained
     }
@@ -353,8 +362,8 @@ impl<T> Endpoint<T> {
         true
     }
 
-    /// Sets a timer no later than the connection's next deadline. A connection has at most one timer
-    /// per time: a later one stays and is used again after an earlier one.
+    /// Sets a timer no later than the connection's next deadline. A later timer stays and serves
+    /// again after an earlier one, so no two timers of a connection have the same time.
     fn schedule(&mut self, link: &mut Link<T>) {
         let Some(next) = link.next_deadline() else {
             return;

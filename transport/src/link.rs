@@ -55,6 +55,9 @@ pub struct Link<T> {
     /// Bytes to write to the stream, from `out_at` on.
     pub(crate) out: Vec<u8>,
     pub(crate) out_at: usize,
+    /// Bytes that quinn-proto has accepted, and when it last did.
+    pub(crate) written: u64,
+    pub(crate) written_at: Option<Instant>,
     /// Bytes read from the stream and not consumed by the driver.
     pub(crate) rest: Bytes,
     /// Start of an incomplete message.
@@ -83,6 +86,8 @@ impl<T> Link<T> {
             end: End::Open,
             out: Vec::new(),
             out_at: 0,
+            written: 0,
+            written_at: None,
             rest: Bytes::new(),
             carry: Vec::new(),
             is_readable: false,
@@ -122,6 +127,17 @@ impl<T> Link<T> {
         self.out.len() - self.out_at
     }
 
+    /// Bytes that quinn-proto has accepted since the connection began.
+    pub fn written_bytes(&self) -> u64 {
+        self.written
+    }
+
+    /// When quinn-proto last accepted bytes; `None` before the first. While bytes wait, it accepts
+    /// more only after the peer has read or acknowledged some.
+    pub fn written_at(&self) -> Option<Instant> {
+        self.written_at
+    }
+
     /// Replaces the deadline at which [`crate::Driver::timeout`] is called; `None` = never.
     pub fn set_deadline(&mut self, at: Option<Instant>) {
         self.deadline = at;
@@ -153,8 +169,19 @@ impl<T> Link<T> {
         }
     }
 
+    /// As [`Link::write`], and records the progress.
+    pub(crate) fn flush(&mut self, now: Instant) {
+        let waiting = self.waiting_bytes();
+        self.write();
+        let written = waiting - self.waiting_bytes();
+        if written > 0 {
+            self.written += written as u64;
+            self.written_at = Some(now);
+        }
+    }
+
     /// Moves the waiting bytes into quinn-proto's buffers.
-    pub(crate) fn write(&mut self) {
+    fn write(&mut self) {
         let Some(id) = self.stream else { return };
         while self.out_at < self.out.len() {
             match self.quic.send_stream(id).write(&self.out[self.out_at..]) {

@@ -12,6 +12,7 @@
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
+//! | `fair_queue` | sessions and users that take turns to be sent messages |
 //! | `resume` | messages that a client lacks, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
 //! | `server`, `tls` | assembly; certificate |
@@ -30,6 +31,7 @@ pub mod balances;
 pub mod compare;
 mod connection;
 mod desk;
+mod fair_queue;
 mod hold;
 mod in_flight;
 mod limit;
@@ -83,6 +85,8 @@ pub struct Front {
     actions: Vec<ClientAction>,
     /// When the stopping front ended its connections.
     ended_at: Option<Instant>,
+    /// The last round sent something, which may have made space for more.
+    has_flushed: bool,
 }
 
 impl Front {
@@ -566,7 +570,7 @@ impl Front {
         let heartbeat = std::time::Duration::from_millis(u64::from(heartbeat_ms));
         link.user.logged_in(heartbeat);
         link.set_deadline(Some(now));
-        append_pulled(link, |link| {
+        append_pulled(link, now, |link| {
             for spec in &self.state.specs {
                 send(
                     link,
@@ -617,10 +621,12 @@ impl Polled for Front {
             }
         }
         did_work |= self.send_durable(now);
+        if did_work || self.has_flushed {
+            self.state.resuming.retry();
+            self.state.in_pieces.retry();
+            self.state.with_balances.retry();
+        }
         if !self.state.resuming.is_empty() {
-            if did_work {
-                self.state.resuming.retry();
-            }
             did_work |= self.resume(now);
         }
         if !self.state.in_pieces.is_empty() {
@@ -631,8 +637,8 @@ impl Polled for Front {
         }
         did_work |= self.state.submit_closings();
         self.stop(now);
-        did_work |= self.endpoint.flush(now, &mut self.state);
-        did_work
+        self.has_flushed = self.endpoint.flush(now, &mut self.state);
+        did_work || self.has_flushed
     }
 
     fn has_work(&self) -> bool {

@@ -126,6 +126,7 @@ impl Bound {
             queue: front_queue.clone(),
             actions: Vec::new(),
             ended_at: None,
+            has_flushed: false,
         };
         let watched = Box::new(Watched {
             front,

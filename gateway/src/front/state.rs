@@ -16,6 +16,7 @@ use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
 use super::desk::{Failures, FrontRequest};
+use super::fair_queue::FairQueue;
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
@@ -106,10 +107,10 @@ pub struct State {
     pub limited: HashMap<At, NewRequest>,
     /// Sessions whose client lacks messages.
     pub resuming: Resuming,
-    /// Sessions with a listing of open orders or a retransmission in progress.
-    pub in_pieces: Vec<At>,
+    /// Sessions with a piece of a listing or of a retransmission to request or to send.
+    pub in_pieces: FairQueue<At>,
     /// Users with sessions that lack ledger balances.
-    pub with_balances: VecDeque<UserIx>,
+    pub with_balances: FairQueue<UserIx>,
     look_ups: LookUps,
     /// Closings that are not submitted yet.
     closings: VecDeque<Closing>,
@@ -154,8 +155,8 @@ impl State {
             tag: 0,
             limited: HashMap::new(),
             resuming: Resuming::default(),
-            in_pieces: Vec::new(),
-            with_balances: VecDeque::new(),
+            in_pieces: FairQueue::default(),
+            with_balances: FairQueue::default(),
             look_ups: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
@@ -470,11 +471,10 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         is_setting_hold: false,
         is_fetching: false,
         fetched: VecDeque::new(),
-        fetched_at: Instant::now(),
-        unread: 0,
         is_resuming: false,
         listing: None,
         range: None,
+        is_in_pieces: false,
         balances_through: 0,
         is_idle: false,
         is_idle_of_user: false,
