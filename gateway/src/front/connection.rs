@@ -229,7 +229,7 @@ impl Driver<Conn> for State {
         let count = self.addresses.get(&address).copied().unwrap_or(0);
         if self
             .failures
-            .is_locked_out(address, None, config.failed_logins_max)
+            .is_known_locked_out(now, address, config.failed_logins_max)
             || self.stopping.is_some()
             || count >= config.connections_per_address_max
             || self.connections >= config.connections_max as usize

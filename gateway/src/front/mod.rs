@@ -12,6 +12,7 @@
 //! | `desk` | requests to tokio tasks and their answers: `login`, `limit`, `hold`, `resend` |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
+//! | `failures` | failed logins by address and session name |
 //! | `fair_queue` | sessions and users that take turns to be sent messages |
 //! | `resume` | messages that a client lacks, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
@@ -31,6 +32,7 @@ pub mod balances;
 pub mod compare;
 mod connection;
 mod desk;
+mod failures;
 mod fair_queue;
 mod hold;
 mod in_flight;

@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, FrontRequest};
+use super::desk::FrontRequest;
+use super::failures::Failures;
 use super::fair_queue::FairQueue;
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
