@@ -91,6 +91,10 @@ pub struct Endpoint<T> {
     /// Deadline, index and generation of a connection.
     timers: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     scratch: Vec<u8>,
+    /// Replies to datagrams without a connection, and their contents one after the other. Empty
+    /// between two receive calls.
+    responses: Vec<quinn_proto::Transmit>,
+    response_bytes: Vec<u8>,
 }
 
 impl<T> Endpoint<T> {
@@ -110,6 +114,8 @@ impl<T> Endpoint<T> {
             touched: Vec::new(),
             timers: BinaryHeap::new(),
             scratch: Vec::with_capacity(64 << 10),
+            responses: Vec::new(),
+            response_bytes: Vec::new(),
         })
     }
 
@@ -244,16 +250,21 @@ impl<T> Endpoint<T> {
             scratch: &mut self.scratch,
             half_open: self.half_open,
             accepted: Vec::new(),
-            responses: Vec::new(),
+            responses: &mut self.responses,
+            response_bytes: &mut self.response_bytes,
         };
         let received = self
             .socket
             .receive(most, |from, data| parts.datagram(now, driver, from, data))?;
-        let (accepted, responses) = (parts.accepted, parts.responses);
-        for (transmit, contents) in responses {
+        let accepted = parts.accepted;
+        let mut contents = &self.response_bytes[..];
+        for transmit in self.responses.drain(..) {
+            let (own, later) = contents.split_at(transmit.size);
             // Not queued if the kernel's buffer is full: the peer retries.
-            self.socket.send(&transmit, &contents);
+            self.socket.send(&transmit, own);
+            contents = later;
         }
+        self.response_bytes.clear();
         for (handle, quic, user) in accepted {
             self.insert(handle, quic, user);
         }
@@ -390,7 +401,8 @@ struct Parts<'a, T> {
     scratch: &'a mut Vec<u8>,
     half_open: usize,
     accepted: Vec<(ConnectionHandle, quinn_proto::Connection, T)>,
-    responses: Vec<(quinn_proto::Transmit, Vec<u8>)>,
+    responses: &'a mut Vec<quinn_proto::Transmit>,
+    response_bytes: &'a mut Vec<u8>,
 }
 
 impl<T> Parts<'_, T> {
@@ -468,8 +480,9 @@ impl<T> Parts<'_, T> {
     }
 
     fn respond(&mut self, transmit: quinn_proto::Transmit) {
-        let contents = self.scratch[..transmit.size].to_vec();
-        self.responses.push((transmit, contents));
+        let contents = &self.scratch[..transmit.size];
+        self.response_bytes.extend_from_slice(contents);
+        self.responses.push(transmit);
     }
 }
 
