@@ -189,9 +189,14 @@ impl Connection {
         {
             self.inbox.sessions.handle_timeout(now);
         }
-        self.endpoint
-            .receive(now, &mut self.inbox)
-            .map_err(|e| Error::Endpoint(Arc::new(e)))?;
+        loop {
+            let received = self.endpoint.receive(now, &mut self.inbox);
+            received.map_err(|e| Error::Endpoint(Arc::new(e)))?;
+            // A caller that sleeps on the descriptor is not woken for datagrams that are left.
+            if !self.endpoint.has_datagrams() {
+                break;
+            }
+        }
         self.transmit(now);
         self.endpoint.flush(now, &mut self.inbox);
         match &self.inbox.ended {

@@ -17,7 +17,10 @@ use quinn_proto::{
 use crate::link::{End, Key, Link};
 use crate::socket::{Origin, Socket};
 
-/// Receive calls per round. A flood of datagrams cannot delay the rest of the round.
+/// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
+/// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
+const DATAGRAMS_MAX: usize = 64;
+/// Receive calls per round: enough for [`DATAGRAMS_MAX`] datagrams without GRO.
 const RECEIVES_MAX: usize = 2;
 /// Transmits of one connection per round.
 const TRANSMITS_MAX: usize = 16;
@@ -41,8 +44,8 @@ pub enum Incoming<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsumedBytes {
     pub bytes: usize,
-    /// True: the driver gets the rest again in the next round. False: the rest is an incomplete
-    /// message and waits for more bytes.
+    /// True: the driver gets the rest again, and all later bytes, in the next round. False: the
+    /// rest is an incomplete message and waits for more bytes.
     pub is_paused: bool,
 }
 
@@ -92,6 +95,10 @@ pub struct Endpoint<T> {
     /// Deadline, index and generation of a connection.
     timers: BinaryHeap<Reverse<(Instant, u32, u32)>>,
     scratch: Vec<u8>,
+    /// Replies to datagrams without a connection, and their contents one after the other. Empty
+    /// between two receive calls.
+    responses: Vec<quinn_proto::Transmit>,
+    response_bytes: Vec<u8>,
 }
 
 impl<T> Endpoint<T> {
@@ -111,6 +118,8 @@ impl<T> Endpoint<T> {
             touched: Vec::new(),
             timers: BinaryHeap::new(),
             scratch: Vec::with_capacity(64 << 10),
+            responses: Vec::new(),
+            response_bytes: Vec::new(),
         })
     }
 
@@ -130,9 +139,15 @@ impl<T> Endpoint<T> {
         self.timers.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// True if a connection waits to be processed.
+    /// True if a connection or a received datagram waits to be processed.
     pub fn has_work(&self) -> bool {
-        !self.touched.is_empty()
+        !self.touched.is_empty() || self.has_datagrams()
+    }
+
+    /// True if received datagrams are left for the next round. The descriptor does not announce
+    /// them.
+    pub fn has_datagrams(&self) -> bool {
+        self.socket.has_rest()
     }
 
     /// Starts a connection; [`Driver::opened`] reports that its stream is open.
@@ -164,6 +179,13 @@ impl<T> Endpoint<T> {
         Some(link)
     }
 
+    /// Returns a connection without marking it, so that this costs no poll of it. `None` if it has
+    /// ended.
+    pub fn peek(&self, key: Key) -> Option<&Link<T>> {
+        let link = self.links.get(key.index as usize)?.as_deref()?;
+        (link.key == key).then_some(link)
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         self.links.iter().flatten().map(|link| link.key)
     }
@@ -176,11 +198,16 @@ impl<T> Endpoint<T> {
     /// The socket fails.
     pub fn receive(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
         let mut did_work = false;
+        let mut left = DATAGRAMS_MAX;
         for _ in 0..RECEIVES_MAX {
-            if !self.receive_once(now, driver)? {
+            let Some(count) = self.receive_once(now, driver, left)? else {
+                break;
+            };
+            did_work = true;
+            left -= count;
+            if left == 0 {
                 break;
             }
-            did_work = true;
         }
         while let Some(Reverse((at, index, generation))) = self.timers.peek().copied() {
             if at > now {
@@ -190,12 +217,15 @@ impl<T> Endpoint<T> {
             let key = Key { index, generation };
             let Some(link) = self.link(key) else { continue };
             did_work = true;
-            link.scheduled = None;
+            let scheduled = link.scheduled.pop();
+            assert_eq!(scheduled, Some(at), "the connection's earliest timer");
             if link.quic.poll_timeout().is_some_and(|at| at <= now) {
                 link.quic.handle_timeout(now);
             }
             if link.deadline.is_some_and(|at| at <= now) {
                 link.deadline = None;
+                // The round's datagrams may have made space: the driver sees what still waits.
+                link.flush(now);
                 driver.timeout(now, link);
             }
         }
@@ -210,7 +240,13 @@ impl<T> Endpoint<T> {
         self.poll(now, driver, true)
     }
 
-    fn receive_once(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
+    /// Handles up to `most` datagrams. Returns their number; `None` if none was available.
+    fn receive_once(
+        &mut self,
+        now: Instant,
+        driver: &mut impl Driver<T>,
+        most: usize,
+    ) -> io::Result<Option<usize>> {
         let mut parts = Parts {
             proto: &mut self.proto,
             links: &mut self.links,
@@ -218,16 +254,21 @@ impl<T> Endpoint<T> {
             scratch: &mut self.scratch,
             half_open: self.half_open,
             accepted: Vec::new(),
-            responses: Vec::new(),
+            responses: &mut self.responses,
+            response_bytes: &mut self.response_bytes,
         };
         let received = self
             .socket
-            .receive(|from, data| parts.datagram(now, driver, from, data))?;
-        let (accepted, responses) = (parts.accepted, parts.responses);
-        for (transmit, contents) in responses {
+            .receive(most, |from, data| parts.datagram(now, driver, from, data))?;
+        let accepted = parts.accepted;
+        let mut contents = &self.response_bytes[..];
+        for transmit in self.responses.drain(..) {
+            let (own, later) = contents.split_at(transmit.size);
             // Not queued if the kernel's buffer is full: the peer retries.
-            self.socket.send(&transmit, &contents);
+            self.socket.send(&transmit, own);
+            contents = later;
         }
+        self.response_bytes.clear();
         for (handle, quic, user) in accepted {
             let key = self.insert(handle, quic, user);
             if let Some(link) = self.link(key) {
@@ -270,7 +311,7 @@ impl<T> Endpoint<T> {
             let is_drained = self.drive(now, driver, &mut link, !sends);
             self.half_open -= usize::from(!was_connected && (link.is_connected || is_drained));
             // Stays touched after the read part: `flush` sends the answers of this round.
-            link.is_touched = !sends || self.send(now, &mut link) || !link.rest.is_empty();
+            link.is_touched = !sends || self.send(now, &mut link) || link.is_paused;
             if is_drained {
                 self.count -= 1;
                 continue;
@@ -306,7 +347,7 @@ impl<T> Endpoint<T> {
             let Some(event) = link.quic.poll() else { break };
             on_event(now, driver, link, event);
         }
-        if reads && (link.is_readable || !link.rest.is_empty()) {
+        if reads && (link.is_readable || link.is_paused) {
             read(now, driver, link);
         }
         // After the read: the peer may have sent a message before it stopped the stream.
@@ -316,7 +357,7 @@ impl<T> Endpoint<T> {
             }
             link.drop_output();
         }
-        link.write();
+        link.flush(now);
         advance_close(now, driver, link);
         is_drained
     }
@@ -346,13 +387,14 @@ impl<T> Endpoint<T> {
         true
     }
 
-    /// Sets a timer no later than the connection's next deadline.
+    /// Sets a timer no later than the connection's next deadline. A later timer stays and serves
+    /// again after an earlier one, so no two timers of a connection have the same time.
     fn schedule(&mut self, link: &mut Link<T>) {
         let Some(next) = link.next_deadline() else {
             return;
         };
-        if link.scheduled.is_none_or(|at| next < at) {
-            link.scheduled = Some(next);
+        if link.scheduled.last().is_none_or(|at| next < *at) {
+            link.scheduled.push(next);
             let Key { index, generation } = link.key;
             self.timers.push(Reverse((next, index, generation)));
         }
@@ -373,7 +415,8 @@ struct Parts<'a, T> {
     scratch: &'a mut Vec<u8>,
     half_open: usize,
     accepted: Vec<(ConnectionHandle, quinn_proto::Connection, T)>,
-    responses: Vec<(quinn_proto::Transmit, Vec<u8>)>,
+    responses: &'a mut Vec<quinn_proto::Transmit>,
+    response_bytes: &'a mut Vec<u8>,
 }
 
 impl<T> Parts<'_, T> {
@@ -451,8 +494,9 @@ impl<T> Parts<'_, T> {
     }
 
     fn respond(&mut self, transmit: quinn_proto::Transmit) {
-        let contents = self.scratch[..transmit.size].to_vec();
-        self.responses.push((transmit, contents));
+        let contents = &self.scratch[..transmit.size];
+        self.response_bytes.extend_from_slice(contents);
+        self.responses.push(transmit);
     }
 }
 
@@ -502,6 +546,7 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
 /// Reads the stream and passes its data to the driver, until it has no more data or the driver
 /// pauses.
 fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
+    link.is_paused = false;
     while link.is_open() {
         if link.rest.is_empty() {
             match next_chunk(link) {
@@ -518,6 +563,7 @@ fn read<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) {
             }
         }
         if !deliver(now, driver, link) {
+            link.is_paused = true;
             return;
         }
     }
@@ -550,7 +596,7 @@ fn deliver<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> 
     carry.drain(..consumed.bytes);
     link.carry = carry;
     if consumed.is_paused {
-        // A non-empty `rest` is processed in the next round, even if no data arrives.
+        // The next round begins with `rest`, even if no data arrives.
         if link.rest.is_empty() {
             link.rest = Bytes::from(std::mem::take(&mut link.carry));
         }
@@ -604,5 +650,76 @@ fn advance_close<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T
         link.end = End::Closed;
         link.quic.close(now, code.into(), reason);
         driver.closed(now, link, &ConnectionError::LocallyClosed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    use quinn_proto::crypto::rustls::QuicClientConfig;
+
+    use super::*;
+
+    /// Counts the deadlines that have passed.
+    #[derive(Default)]
+    struct Deadlines(usize);
+
+    impl Driver<()> for Deadlines {
+        fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
+            Incoming::Refuse
+        }
+
+        fn data(&mut self, _: Instant, _: &mut Link<()>, bytes: &[u8]) -> ConsumedBytes {
+            ConsumedBytes {
+                bytes: bytes.len(),
+                is_paused: false,
+            }
+        }
+
+        fn finished(&mut self, _: Instant, _: &mut Link<()>) {}
+
+        fn timeout(&mut self, _: Instant, _: &mut Link<()>) {
+            self.0 += 1;
+        }
+
+        fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
+    }
+
+    fn config() -> ClientConfig {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("TLS 1.3")
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let crypto = QuicClientConfig::try_from(tls).expect("a QUIC suite");
+        ClientConfig::new(Arc::new(crypto))
+    }
+
+    /// The handshake's timer is later than every deadline of the test and keeps its one entry.
+    #[test]
+    fn a_later_timer_is_set_once_however_many_earlier_ones_expire() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let silent_peer = UdpSocket::bind(any).expect("a socket");
+        let to = silent_peer.local_addr().expect("an address");
+        let mut endpoint = Endpoint::bind(any, None).expect("a socket");
+        let mut now = Instant::now();
+        let key = endpoint.connect(now, config(), to, "localhost", ());
+        let key = key.expect("a connection");
+        let mut deadlines = Deadlines::default();
+        endpoint.flush(now, &mut deadlines);
+        for count in 1..=100 {
+            let due = now + Duration::from_millis(1);
+            let link = endpoint.link(key).expect("the connection exists");
+            link.set_deadline(Some(due));
+            endpoint.flush(now, &mut deadlines);
+            now = due;
+            endpoint.receive(now, &mut deadlines).expect("the socket");
+            endpoint.flush(now, &mut deadlines);
+            assert_eq!(deadlines.0, count);
+            assert_eq!(endpoint.timers.len(), 1, "{:?}", endpoint.timers);
+        }
     }
 }

@@ -8,9 +8,13 @@
 //! | `link` | one connection with its one bidirectional stream |
 //! | `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
 //!
-//! Nothing happens between two calls of the owner. There is no task and no lock. The only
-//! allocations per message are quinn-proto's own. A connection carries one bidirectional stream,
-//! which the client opens. This room does not interpret the stream's bytes.
+//! Nothing happens between two calls of the owner. There is no task and no lock. A connection
+//! carries one bidirectional stream, which the client opens. This room does not interpret the
+//! stream's bytes.
+//!
+//! Allocations in the steady state: quinn-proto's own, and one per received buffer, which holds a
+//! datagram or a GRO batch. quinn-proto keeps parts of the buffer's copy. Datagrams that the
+//! kernel's full buffer does not accept are copied.
 
 mod endpoint;
 mod link;

@@ -55,6 +55,9 @@ pub struct Link<T> {
     /// Bytes to write to the stream, from `out_at` on.
     pub(crate) out: Vec<u8>,
     pub(crate) out_at: usize,
+    /// Bytes that quinn-proto has accepted, and when it last did.
+    pub(crate) written: u64,
+    pub(crate) written_at: Option<Instant>,
     /// Bytes read from the stream and not consumed by the driver.
     pub(crate) rest: Bytes,
     /// Start of an incomplete message.
@@ -62,11 +65,13 @@ pub struct Link<T> {
     pub(crate) is_readable: bool,
     /// The peer has stopped the stream, and the driver has not been notified.
     pub(crate) is_stopped: bool,
+    /// The driver has paused: it gets the following bytes in the next round.
+    pub(crate) is_paused: bool,
     pub(crate) is_touched: bool,
     /// When [`crate::Driver::timeout`] is called.
     pub(crate) deadline: Option<Instant>,
-    /// This connection's earliest entry in the endpoint's timers.
-    pub(crate) scheduled: Option<Instant>,
+    /// This connection's entries in the endpoint's timers, the earliest one last.
+    pub(crate) scheduled: Vec<Instant>,
     /// Datagrams that the kernel's full buffer did not accept.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
 }
@@ -83,13 +88,16 @@ impl<T> Link<T> {
             end: End::Open,
             out: Vec::new(),
             out_at: 0,
+            written: 0,
+            written_at: None,
             rest: Bytes::new(),
             carry: Vec::new(),
             is_readable: false,
             is_stopped: false,
+            is_paused: false,
             is_touched: false,
             deadline: None,
-            scheduled: None,
+            scheduled: Vec::new(),
             unsent: None,
         }
     }
@@ -120,6 +128,17 @@ impl<T> Link<T> {
     /// flow control or the send window.
     pub fn waiting_bytes(&self) -> usize {
         self.out.len() - self.out_at
+    }
+
+    /// Bytes that quinn-proto has accepted since the connection began.
+    pub fn written_bytes(&self) -> u64 {
+        self.written
+    }
+
+    /// When quinn-proto last accepted bytes; `None` before the first. While bytes wait, it accepts
+    /// more only after the peer has read or acknowledged some.
+    pub fn written_at(&self) -> Option<Instant> {
+        self.written_at
     }
 
     /// Replaces the deadline at which [`crate::Driver::timeout`] is called; `None` = never.
@@ -158,8 +177,19 @@ impl<T> Link<T> {
         self.out_at = 0;
     }
 
+    /// As [`Link::write`], and records the progress.
+    pub(crate) fn flush(&mut self, now: Instant) {
+        let waiting = self.waiting_bytes();
+        self.write();
+        let written = waiting - self.waiting_bytes();
+        if written > 0 {
+            self.written += written as u64;
+            self.written_at = Some(now);
+        }
+    }
+
     /// Moves the waiting bytes into quinn-proto's buffers.
-    pub(crate) fn write(&mut self) {
+    fn write(&mut self) {
         let Some(id) = self.stream else { return };
         while self.out_at < self.out.len() {
             match self.quic.send_stream(id).write(&self.out[self.out_at..]) {

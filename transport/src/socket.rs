@@ -3,6 +3,7 @@
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use bytes::BytesMut;
@@ -24,6 +25,12 @@ pub(crate) struct Socket {
     /// [`BATCH_SIZE`] buffers, each of the size of the largest GRO batch.
     buffers: Box<[u8]>,
     metas: [RecvMeta; BATCH_SIZE],
+    /// Index of the buffer whose datagrams are passed on, and those that the system has filled
+    /// after it.
+    current: usize,
+    filled: Range<usize>,
+    /// Datagrams of the current buffer that are not passed on yet.
+    rest: BytesMut,
 }
 
 /// Origin of a datagram.
@@ -44,6 +51,9 @@ impl Socket {
         Ok(Self {
             buffers: vec![0; one * BATCH_SIZE].into(),
             metas: [RecvMeta::default(); BATCH_SIZE],
+            current: 0,
+            filled: 0..0,
+            rest: BytesMut::new(),
             io,
             state,
         })
@@ -59,12 +69,59 @@ impl Socket {
         self.state.max_gso_segments().min(fitting)
     }
 
-    /// Receives with one system call and passes each datagram to `each`. Returns false if none was
-    /// available.
+    /// True if received datagrams are not passed on yet.
+    pub fn has_rest(&self) -> bool {
+        !self.rest.is_empty() || !self.filled.is_empty()
+    }
+
+    /// Passes up to `most` datagrams to `each`: those that the last call left, else those of one
+    /// system call. Returns their number; `None` if none was available.
     ///
     /// # Errors
     /// The socket fails. A peer cannot cause this.
-    pub fn receive(&mut self, mut each: impl FnMut(Origin, BytesMut)) -> io::Result<bool> {
+    pub fn receive(
+        &mut self,
+        most: usize,
+        mut each: impl FnMut(Origin, BytesMut),
+    ) -> io::Result<Option<usize>> {
+        if !self.has_rest() && !self.fill()? {
+            return Ok(None);
+        }
+        let one = self.buffers.len() / BATCH_SIZE;
+        let mut count = 0;
+        while count < most {
+            if self.rest.is_empty() {
+                let Some(next) = self.filled.next() else {
+                    break;
+                };
+                self.current = next;
+                // One allocation for all datagrams of a GRO batch: quinn-proto keeps parts of it.
+                let buffer = &self.buffers[next * one..][..self.metas[next].len];
+                self.rest = BytesMut::from(buffer);
+                continue;
+            }
+            let meta = &self.metas[self.current];
+            let data = match self.rest.len() > meta.stride {
+                true => self.rest.split_to(meta.stride),
+                false => std::mem::take(&mut self.rest),
+            };
+            let from = Origin {
+                address: meta.addr,
+                local_ip: meta.dst_ip,
+                ecn: meta.ecn.map(|ecn| match ecn {
+                    quinn_udp::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
+                    quinn_udp::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
+                    quinn_udp::EcnCodepoint::Ce => EcnCodepoint::Ce,
+                }),
+            };
+            each(from, data);
+            count += 1;
+        }
+        Ok(Some(count))
+    }
+
+    /// Fills the buffers with one system call. Returns false if no datagram was available.
+    fn fill(&mut self) -> io::Result<bool> {
         let one = self.buffers.len() / BATCH_SIZE;
         let mut buffers = self.buffers.chunks_exact_mut(one);
         let mut slices: [IoSliceMut; BATCH_SIZE] =
@@ -86,23 +143,7 @@ impl Socket {
             }
             Err(error) => return Err(error),
         };
-        for (meta, buffer) in self.metas[..count].iter().zip(&slices) {
-            // One allocation for all datagrams of a GRO batch.
-            let mut data = BytesMut::from(&buffer[..meta.len]);
-            while !data.is_empty() {
-                let length = meta.stride.min(data.len());
-                let from = Origin {
-                    address: meta.addr,
-                    local_ip: meta.dst_ip,
-                    ecn: meta.ecn.map(|ecn| match ecn {
-                        quinn_udp::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
-                        quinn_udp::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
-                        quinn_udp::EcnCodepoint::Ce => EcnCodepoint::Ce,
-                    }),
-                };
-                each(from, data.split_to(length));
-            }
-        }
+        self.filled = 0..count;
         Ok(true)
     }
 
@@ -128,5 +169,56 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.io.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Runs of datagrams arrive as GRO batches where the system has them: one system call returns
+    /// all of them.
+    #[test]
+    fn a_call_passes_on_a_bounded_number_of_datagrams_and_the_next_calls_the_rest() {
+        const RUNS: usize = 4;
+        const BYTES: usize = 100;
+        const MOST: usize = 10;
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut to = Socket::bind(any).expect("a socket");
+        let from = Socket::bind(any).expect("a socket");
+        let segments = from.segments_max();
+        let mut sent = Vec::new();
+        for run in 0..RUNS {
+            let numbers = (0..segments).map(|segment| (run * segments + segment) as u8);
+            let contents: Vec<u8> = numbers.clone().flat_map(|number| [number; BYTES]).collect();
+            sent.extend(numbers);
+            let transmit = quinn_proto::Transmit {
+                destination: to.local_address().expect("an address"),
+                ecn: None,
+                size: contents.len(),
+                segment_size: Some(BYTES),
+                src_ip: None,
+            };
+            assert!(from.send(&transmit, &contents));
+        }
+        let mut received = Vec::new();
+        let begun = Instant::now();
+        while received.len() < sent.len() {
+            assert!(begun.elapsed() < PATIENCE, "{} received", received.len());
+            let before = received.len();
+            let count = to.receive(MOST, |_, data| {
+                assert_eq!(data.len(), BYTES);
+                received.push(data[0]);
+            });
+            let count = count.expect("the socket works").unwrap_or(0);
+            assert_eq!(count, received.len() - before);
+            assert!(count <= MOST, "{count}");
+        }
+        assert_eq!(received, sent);
+        assert!(!to.has_rest());
     }
 }

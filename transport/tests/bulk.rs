@@ -1,15 +1,15 @@
 //! Bulk transfer over two real sockets.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod common;
 
-use transport::proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use transport::proto::{ClientConfig, ConnectionError, ServerConfig};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use common::{PATIENCE, configs};
+use transport::proto::ConnectionError;
 use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Link, Packets};
 
 const BYTES: usize = 8 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Answers the first bytes with [`BYTES`].
 #[derive(Default)]
@@ -72,34 +72,6 @@ impl Driver<()> for Client {
     fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {
         self.is_closed = true;
     }
-}
-
-fn configs() -> (ServerConfig, ClientConfig) {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
-    let made = made.expect("a certificate");
-    let certificate = made.cert.der().clone();
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let versions = &[&rustls::version::TLS13];
-    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(versions)
-        .expect("TLS 1.3")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.clone()], key.into())
-        .expect("its key");
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificate).expect("a certificate");
-    let client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(versions)
-        .expect("TLS 1.3")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let server = QuicServerConfig::try_from(server).expect("a QUIC suite");
-    let client = QuicClientConfig::try_from(client).expect("a QUIC suite");
-    (
-        ServerConfig::with_crypto(Arc::new(server)),
-        ClientConfig::new(Arc::new(client)),
-    )
 }
 
 /// The kernel drops a run of datagrams that is longer than one system call may send, and quinn-udp

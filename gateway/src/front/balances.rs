@@ -14,15 +14,14 @@ use wire::LedgerBalance;
 
 use super::desk::FrontMessage;
 use super::session::At;
-use super::{Front, RESUME_BYTES, connection};
+use super::{Front, RESUME_BYTES, connection, fair_queue};
 use crate::market::Market;
 
 /// Pause between two rounds of [`run`]: a busy user's balances change thousands of times a second.
 const PACE: Duration = Duration::from_millis(100);
 /// Maximum balances per message to the front.
 const BALANCES_PER_MESSAGE: usize = 64;
-/// Maximum users per round of the front, which may run on the hot thread, and turns of each user.
-const USERS_PER_ROUND: usize = 16;
+/// Maximum turns of a user's sessions in a round of the front, which may run on the hot thread.
 const TURNS_PER_USER: usize = 8;
 
 /// Balances that have changed since the last round, at most one per sub-account.
@@ -148,10 +147,14 @@ impl Unsent {
     fn is_done(&mut self, sessions: usize) -> bool {
         let is_done = self.turns.up_to_date >= sessions;
         if is_done {
-            self.by_change.clear();
-            self.change_of.clear();
+            self.clear();
         }
         is_done
+    }
+
+    fn clear(&mut self) {
+        self.by_change.clear();
+        self.change_of.clear();
     }
 }
 
@@ -164,7 +167,7 @@ impl Front {
                 continue;
             };
             if row.unsent.by_change.is_empty() {
-                self.state.with_balances.push_back(user);
+                self.state.with_balances.push(user);
             }
             row.unsent.put(balance);
         }
@@ -173,24 +176,31 @@ impl Front {
     /// Sends a bounded number of balances to clients with free space. True while another round may
     /// send more.
     pub(super) fn send_balances(&mut self, now: Instant) -> bool {
-        let mut did_work = false;
-        for _ in 0..self.state.with_balances.len().min(USERS_PER_ROUND) {
-            let Some(user) = self.state.with_balances.pop_front() else {
-                break;
-            };
-            let (mut may_send, mut is_done) = (true, false);
-            for _ in 0..TURNS_PER_USER {
-                (may_send, is_done) = self.take_turn(now, user);
-                if !may_send || is_done {
-                    break;
-                }
+        let mut with_balances = std::mem::take(&mut self.state.with_balances);
+        let may_send = with_balances.round(|user| self.send_balances_of(now, user));
+        self.state.with_balances = with_balances;
+        may_send
+    }
+
+    /// Runs the turn of a user: up to [`TURNS_PER_USER`] turns of its sessions. The user waits when
+    /// none of them has space.
+    fn send_balances_of(&mut self, now: Instant, user: UserIx) -> fair_queue::Turn {
+        let sessions = self.state.sessions.user(user).sessions.len();
+        let mut may_send = false;
+        for nth in 1..=TURNS_PER_USER {
+            let (may_send_more, is_done) = self.take_turn(now, user);
+            if is_done {
+                return fair_queue::Turn::Over;
             }
-            did_work |= may_send;
-            if !is_done {
-                self.state.with_balances.push_back(user);
+            may_send = may_send_more;
+            if !may_send && nth >= sessions {
+                break;
             }
         }
-        did_work
+        match may_send {
+            true => fair_queue::Turn::Sent,
+            false => fair_queue::Turn::Waits,
+        }
     }
 
     /// Runs the turn of one session of the user. Returns whether another session may be sent
@@ -201,6 +211,7 @@ impl Front {
         if sessions == 0 {
             // All sessions were forgotten meanwhile.
             row.unsent.restart();
+            row.unsent.clear();
             return (false, true);
         }
         let at = row.sessions[row.unsent.turns.at % sessions];
@@ -218,12 +229,13 @@ impl Front {
         let Some((change, balance)) = self.state.sessions.user(user).unsent.after(through) else {
             return Turn::UpToDate;
         };
+        let link = self.endpoint.peek(owner.connection);
+        if link.is_some_and(|link| link.waiting_bytes() >= RESUME_BYTES) {
+            return Turn::NoRoom;
+        }
         let Some(link) = self.endpoint.link(owner.connection) else {
             return Turn::UpToDate;
         };
-        if link.waiting_bytes() >= RESUME_BYTES {
-            return Turn::NoRoom;
-        }
         connection::send(link, now, owner.channel, &balance.into());
         self.state.sessions.row(at).balances_through = change;
         Turn::Sent

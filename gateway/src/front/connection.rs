@@ -20,13 +20,17 @@ use super::session::At;
 use super::state::State;
 use super::{RESUME_BYTES, hold, pieces};
 
-/// Maximum messages handled per connection and round.
+/// Maximum messages handled per connection and round, over all calls of [`Driver::data`]
+/// (`design.md` 5). The connection continues in the next round, after the other connections.
 const MESSAGES_MAX: usize = 32;
 /// Unsent bytes above which a client's connection is closed after [`SLOW_FOR`], and those above
 /// which it is closed at once.
 const SLOW_BYTES: usize = 1 << 20;
 const SLOW_BYTES_MAX: usize = 16 << 20;
 const SLOW_FOR: Duration = Duration::from_secs(1);
+/// How long a client may read nothing while messages that it has asked for wait. They do not count
+/// as unsent above, but they hold memory and the user's look-ups.
+pub const UNREAD_FOR: Duration = Duration::from_secs(5);
 /// Half-open connections above which a peer must prove that it owns its address.
 const HALF_OPEN_MAX: usize = 64;
 
@@ -63,6 +67,13 @@ pub struct Conn {
     pulled: usize,
     /// Packets that the metrics already count.
     counted: Packets,
+    /// The last round in which messages were read, and how many more it may handle.
+    round: u64,
+    messages_left: usize,
+    /// Bytes of the stream through the last message that the client has asked for.
+    pulled_through: u64,
+    /// Set while some of these bytes wait: when the client last read, or when they were appended.
+    unread_since: Option<Instant>,
 }
 
 impl Conn {
@@ -89,7 +100,8 @@ impl Conn {
         let silent = self.last_received + self.heartbeat;
         let quiet = self.last_sent + self.heartbeat / 2;
         let slow = self.slow_since.map(|since| since + SLOW_FOR);
-        let others = [self.login_by, slow].into_iter().flatten();
+        let unread = self.unread_since.map(|since| since + UNREAD_FOR);
+        let others = [self.login_by, slow, unread].into_iter().flatten();
         others.fold(silent.min(quiet), Instant::min)
     }
 }
@@ -111,12 +123,24 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
 }
 
 /// Appends messages that the client has asked for (resends, lists, the instruments of a login). The
-/// slow-consumer check ignores them (`design.md` 7).
-pub fn append_pulled(link: &mut Link<Conn>, append: impl FnOnce(&mut Link<Conn>)) {
-    let before = link.waiting_bytes();
+/// slow-consumer check ignores them (`design.md` 7), and the client has to read something within
+/// [`UNREAD_FOR`].
+pub fn append_pulled(link: &mut Link<Conn>, now: Instant, append: impl FnOnce(&mut Link<Conn>)) {
+    let (before, was_unread) = (link.waiting_bytes(), has_unread_pulled(link));
     append(link);
     let added = link.waiting_bytes() - before;
     link.user.pulled = link.user.pulled.min(before) + added;
+    link.user.pulled_through = link.written_bytes() + link.waiting_bytes() as u64;
+    if !was_unread {
+        link.user.unread_since = Some(now);
+        let at = link.user.next_timer();
+        link.set_deadline(Some(at));
+    }
+}
+
+/// True while messages that the client has asked for wait until the client reads.
+pub fn has_unread_pulled(link: &Link<Conn>) -> bool {
+    link.written_bytes() < link.user.pulled_through
 }
 
 /// Like [`send_encoded`], for several messages that the client has asked for.
@@ -126,7 +150,7 @@ pub fn send_pulled<'a>(
     channel: u16,
     messages: impl IntoIterator<Item = &'a [u8]>,
 ) {
-    append_pulled(link, |link| {
+    append_pulled(link, now, |link| {
         for bytes in messages {
             send_encoded(link, now, channel, bytes);
         }
@@ -165,13 +189,37 @@ pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
     let since = *link.user.slow_since.get_or_insert(now);
     if waiting > SLOW_BYTES_MAX || now.saturating_duration_since(since) >= SLOW_FOR {
-        state.stats.slow_consumers.increment(1);
-        let code = DisconnectCode::SlowConsumer;
-        link.close(u32::from(code.code()), &code.to_string());
+        close_slow(state, link);
     } else {
         let at = link.user.next_timer();
         link.set_deadline(Some(at));
     }
+}
+
+/// Closes the connection of a client that has read nothing for [`UNREAD_FOR`] although messages
+/// that it has asked for wait. Without this such a client would keep them for as long as it sends
+/// heartbeats.
+fn check_unread(state: &mut State, now: Instant, link: &mut Link<Conn>) {
+    let Some(since) = link.user.unread_since else {
+        return;
+    };
+    if !link.is_open() || !has_unread_pulled(link) {
+        link.user.unread_since = None;
+        return;
+    }
+    let since = link.written_at().map_or(since, |at| at.max(since));
+    link.user.unread_since = Some(since);
+    if now.saturating_duration_since(since) >= UNREAD_FOR {
+        close_slow(state, link);
+    }
+}
+
+/// Closes the connection of a client that reads too slowly. Its timers end.
+fn close_slow(state: &mut State, link: &mut Link<Conn>) {
+    state.stats.slow_consumers.increment(1);
+    (link.user.slow_since, link.user.unread_since) = (None, None);
+    let code = DisconnectCode::SlowConsumer;
+    link.close(u32::from(code.code()), &code.to_string());
 }
 
 fn disconnect(code: DisconnectCode) -> ServerMessage {
@@ -195,7 +243,7 @@ impl Driver<Conn> for State {
         let count = self.sources.count(address);
         if self
             .failures
-            .is_locked_out(address, None, config.failed_logins_max)
+            .is_known_locked_out(now, address, config.failed_logins_max)
             || self.stopping.is_some()
             || count >= config.connections_per_address_max
             || self.connections >= config.connections_max as usize
@@ -220,6 +268,10 @@ impl Driver<Conn> for State {
             slow_since: None,
             pulled: 0,
             counted: Packets::default(),
+            round: 0,
+            messages_left: 0,
+            pulled_through: 0,
+            unread_since: None,
         })
     }
 
@@ -257,6 +309,7 @@ impl Driver<Conn> for State {
             return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
         }
         check_slow(self, now, link);
+        check_unread(self, now, link);
         if link.user.last_sent + link.user.heartbeat / 2 <= now {
             let time_ns = self.now_ns;
             send(
@@ -290,19 +343,21 @@ fn consumed(bytes: usize) -> ConsumedBytes {
 }
 
 impl State {
-    /// Handles up to [`MESSAGES_MAX`] messages. Stops at a message that waits for a slot.
+    /// Handles up to [`MESSAGES_MAX`] messages per round. Stops at one that waits for a slot.
     fn read(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> ConsumedBytes {
         let mut at = 0;
-        for _ in 0..MESSAGES_MAX {
-            if self.stopping.is_some() {
-                break;
-            }
+        if link.user.round != self.round {
+            link.user.round = self.round;
+            link.user.messages_left = MESSAGES_MAX;
+        }
+        while link.user.messages_left > 0 && self.stopping.is_none() {
             match wire::parse::<ClientMessage>(&bytes[at..]) {
                 Ok(Some((header, message))) => {
                     if self.waits_for_slot(now, link, &header, &message) {
                         break;
                     }
                     at += usize::from(header.length);
+                    link.user.messages_left -= 1;
                     if let Err(code) = self.handle(now, link, &header, &message) {
                         end_connection(link, now, code);
                         return consumed(bytes.len());

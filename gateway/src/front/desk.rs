@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use admission::NewRequest;
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 use wire::{DisconnectCode, LedgerBalance, SetTradingHold, TradingHold};
 
 use super::compare::Sample;
+use super::failures::Failures;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::requests::Received;
@@ -38,15 +39,6 @@ const FRONT_REQUESTS_MAX: usize = 4_096;
 pub const LOGINS_WAITING_MAX: usize = FRONT_REQUESTS_MAX / 2;
 /// Maximum requests answered concurrently, without look-ups. Users and addresses share them.
 const CONCURRENT_MAX: usize = 512;
-/// Window in which failed logins are counted.
-const FAILURES_WINDOW: Duration = Duration::from_secs(60);
-/// An address is locked out after this many times the failures that lock out a session name, so
-/// that other users at the address can log in meanwhile.
-const NAMES_PER_ADDRESS: u32 = 10;
-/// Maximum number of failure counts. When it is reached, expired counts are dropped, at most once
-/// per [`EXPIRE_PAUSE`]. While it is reached, new names and addresses are not counted.
-const COUNTED_MAX: usize = 131_072;
-const EXPIRE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before another attempt when the queue to the front is full.
 const OFFER_PAUSE: Duration = Duration::from_millis(1);
 
@@ -199,56 +191,6 @@ impl FrontQueue {
             tokio::time::sleep(OFFER_PAUSE).await;
         }
         self.parker.unpark();
-    }
-}
-
-/// Counts failed authentications by address, and by address and session name (`design.md` 7). An
-/// IPv6 /64 network counts as one address.
-#[derive(Default)]
-pub struct Failures(Mutex<Counts>);
-
-#[derive(Default)]
-struct Counts {
-    rows: HashMap<(IpAddr, Option<String>), (u32, Instant)>,
-    /// When expired counts were dropped last.
-    expired_at: Option<Instant>,
-}
-
-impl Failures {
-    /// True when logins from the address, under the session name if one is given, have failed too
-    /// often within [`FAILURES_WINDOW`].
-    pub fn is_locked_out(&self, address: IpAddr, name: Option<&str>, failures_max: u32) -> bool {
-        let failures_max = match name {
-            Some(_) => failures_max,
-            None => failures_max.saturating_mul(NAMES_PER_ADDRESS),
-        };
-        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (source_of(address), name.map(str::to_owned));
-        let failed = failures.rows.get(&key);
-        failed.is_some_and(|(count, since)| {
-            *count >= failures_max && since.elapsed() < FAILURES_WINDOW
-        })
-    }
-
-    /// Counts a failed authentication.
-    pub fn record(&self, address: IpAddr, name: &str) {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counts { rows, expired_at } = &mut *failures;
-        if rows.len() >= COUNTED_MAX && expired_at.is_none_or(|at| at.elapsed() >= EXPIRE_PAUSE) {
-            rows.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
-            *expired_at = Some(Instant::now());
-        }
-        for name in [None, Some(name.to_owned())] {
-            let key = (source_of(address), name);
-            if rows.len() >= COUNTED_MAX && !rows.contains_key(&key) {
-                continue;
-            }
-            let entry = rows.entry(key).or_insert((0, Instant::now()));
-            if entry.1.elapsed() >= FAILURES_WINDOW {
-                *entry = (0, Instant::now());
-            }
-            entry.0 += 1;
-        }
     }
 }
 
@@ -581,17 +523,5 @@ mod tests {
         assert_eq!(share("2001:db8::1"), share("2001:db8::2"));
         assert_ne!(share("2001:db8::1"), share("2001:db8:0:1::1"));
         assert_ne!(share("10.0.0.1"), share("10.0.0.2"));
-    }
-
-    #[test]
-    fn failed_logins_from_an_ipv6_network_count_as_those_of_one_address() {
-        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
-        let failures = Failures::default();
-        for host in 1..=3 {
-            failures.record(address(&format!("2001:db8::{host}")), "desk");
-        }
-        let is_locked_out = |text: &str| failures.is_locked_out(address(text), Some("desk"), 3);
-        assert!(is_locked_out("2001:db8::4"));
-        assert!(!is_locked_out("2001:db8:0:1::1"), "another network");
     }
 }

@@ -14,6 +14,8 @@
 //! | `shares` | places that users or addresses share: waiting logins, requests in progress |
 //! | `balances` | ledger balances for the sessions of a user |
 //! | `compare` | samples of live messages compared with those of the journal |
+//! | `failures` | failed logins by address and session name |
+//! | `fair_queue` | sessions and users that take turns to be sent messages |
 //! | `resume` | messages that a client lacks, and delayed logins, as fast as it reads |
 //! | `pieces` | open orders and retransmissions, as fast as the client reads |
 //! | `server`, `tls` | assembly; certificate |
@@ -32,6 +34,8 @@ pub mod balances;
 pub mod compare;
 mod connection;
 mod desk;
+mod failures;
+mod fair_queue;
 mod hold;
 mod in_flight;
 mod limit;
@@ -89,6 +93,8 @@ pub struct Front {
     actions: Vec<ClientAction>,
     /// When the stopping front ended its connections.
     ended_at: Option<Instant>,
+    /// The last round sent something, which may have made space for more.
+    has_flushed: bool,
 }
 
 impl Front {
@@ -498,19 +504,19 @@ impl Front {
     /// Assigns a session to the connection of its delayed login, sends the answer, and begins a
     /// resume if the client lacks messages. Closes the session if the connection has ended. False
     /// while the connection has too many unsent bytes: the instruments of one login may take
-    /// hundreds of KiB.
+    /// hundreds of KiB. Does not poll the connection meanwhile.
     fn complete_login(&mut self, now: Instant, at: At) -> bool {
         let Some(pending) = self.state.sessions.row(at).delayed.take() else {
             return true;
         };
         let opened = pending.opened.expect("the report precedes durability");
         let (key, channel) = pending.to;
-        let link = self.endpoint.link(key).filter(|link| link.is_open());
-        let Some(link) = link.filter(|_| self.state.stopping.is_none()) else {
+        let is_open = self.endpoint.peek(key).is_some_and(Link::is_open);
+        if !is_open || self.state.stopping.is_some() {
             self.state.close(opened.session, opened.epoch, false);
             return true;
-        };
-        if link.waiting_bytes() >= RESUME_BYTES {
+        }
+        if self.has_space(now, key) == Some(false) {
             self.state.sessions.row(at).delayed = Some(pending);
             return false;
         }
@@ -518,7 +524,9 @@ impl Front {
         let released = self.state.sessions.get(at).released;
         if !admitted.from_now && admitted.last_sequence > released {
             // The session was forgotten after the login check and opened as a new one.
-            end_channel(link, now, channel, DisconnectCode::SequenceAhead);
+            if let Some(link) = self.endpoint.link(key) {
+                end_channel(link, now, channel, DisconnectCode::SequenceAhead);
+            }
             self.state.close(opened.session, opened.epoch, false);
             return true;
         }
@@ -590,7 +598,7 @@ impl Front {
         let heartbeat = std::time::Duration::from_millis(u64::from(heartbeat_ms));
         link.user.logged_in(heartbeat);
         link.set_deadline(Some(now));
-        append_pulled(link, |link| {
+        append_pulled(link, now, |link| {
             for spec in &self.state.specs {
                 send(
                     link,
@@ -624,6 +632,7 @@ impl Front {
 impl Polled for Front {
     fn round(&mut self) -> bool {
         let now = Instant::now();
+        self.state.round += 1;
         self.state.now_ns = self.state.market.port.clock().now_ns();
         self.state.monotonic_ns = monotonic_ns();
         let mut did_work = false;
@@ -640,10 +649,12 @@ impl Polled for Front {
             }
         }
         did_work |= self.send_durable(now);
+        if did_work || self.has_flushed {
+            self.state.resuming.retry();
+            self.state.in_pieces.retry();
+            self.state.with_balances.retry();
+        }
         if !self.state.resuming.is_empty() {
-            if did_work {
-                self.state.resuming.retry();
-            }
             did_work |= self.resume(now);
         }
         if !self.state.in_pieces.is_empty() {
@@ -654,8 +665,8 @@ impl Polled for Front {
         }
         did_work |= self.state.submit_closings();
         self.stop(now);
-        did_work |= self.endpoint.flush(now, &mut self.state);
-        did_work
+        self.has_flushed = self.endpoint.flush(now, &mut self.state);
+        did_work || self.has_flushed
     }
 
     fn has_work(&self) -> bool {

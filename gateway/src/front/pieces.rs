@@ -1,6 +1,8 @@
 //! Answers of many messages, sent in pieces as fast as the client reads: open orders, and
 //! retransmissions. A session has at most one of each in progress. Each is charged as
 //! [`RESEND_COST`] messages in the session's rate.
+//!
+//! Sessions take turns (`fair_queue`). A session has no turn while its piece is being read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,9 +17,10 @@ use wire::{
 
 use super::connection::send_pulled;
 use super::desk::{FrontRequest, Share};
+use super::fair_queue::Turn;
 use super::session::At;
 use super::state::State;
-use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
+use super::{Front, RESEND_COST, RESUME_MESSAGES};
 use crate::market::Market;
 
 /// Maximum messages per retransmission. Bounds the memory for a range, which is read from the
@@ -197,57 +200,83 @@ impl State {
             self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
         }
-        let user = self.sessions.row(at).user;
-        let busy = self.in_pieces.iter();
-        let busy = busy.filter(|other| **other != at && self.sessions.get(**other).user == user);
-        if busy.count() >= LONG_ANSWERS_PER_USER {
+        if !self.sessions.begin_long_answer(at, LONG_ANSWERS_PER_USER) {
             return Some(RejectReason::Busy);
         }
         self.sessions.charge(at, self.monotonic_ns, RESEND_COST);
         None
     }
 
+    /// Queues a session with a piece to request or to send.
     fn begin_pieces(&mut self, at: At) {
-        if !self.in_pieces.contains(&at) {
+        let session = self.sessions.row(at);
+        if !std::mem::replace(&mut session.is_in_pieces, true) {
             self.in_pieces.push(at);
+        }
+    }
+
+    /// True if the next messages of a retransmission have left the window and are not read yet.
+    fn lacks_messages(&self, at: At) -> bool {
+        let session = self.sessions.get(at);
+        let range = session.range.as_ref();
+        range.is_some_and(|range| range.fetched.is_empty() && range.next < session.window.first())
+    }
+
+    /// Requests the next messages of a retransmission from the journal.
+    fn fetch_range(&mut self, at: At) -> Turn {
+        let session = self.sessions.row(at);
+        let Some(range) = &session.range else {
+            return Turn::Over;
+        };
+        let front_request = FrontRequest::Messages {
+            session: (at, session.epoch),
+            ix: session.ix,
+            after: range.next - 1,
+            retransmit_through: Some(range.last),
+        };
+        let is_fetching = self.look_up(at, front_request);
+        if let Some(range) = &mut self.sessions.row(at).range {
+            range.is_fetching = is_fetching;
+        }
+        match is_fetching {
+            true => Turn::Over,
+            false => Turn::Waits,
         }
     }
 }
 
 impl Front {
-    /// Sends the next pieces to clients that have read the previous ones. True if a retransmission
-    /// sent anything.
+    /// Sends the next pieces to clients that have read the previous ones. True while another round
+    /// may send something.
     pub(super) fn send_pieces(&mut self, now: Instant) -> bool {
-        let mut did_work = false;
-        let mut place = 0;
-        while let Some(at) = self.state.in_pieces.get(place).copied() {
-            did_work |= self.list_more(at) | self.retransmit_more(now, at);
-            let session = self.state.sessions.row(at);
-            match session.listing.is_none() && session.range.is_none() {
-                true => drop(self.state.in_pieces.swap_remove(place)),
-                false => place += 1,
+        let mut in_pieces = std::mem::take(&mut self.state.in_pieces);
+        let may_send = in_pieces.round(|at| {
+            let turn = self.list_more(now, at).max(self.retransmit_more(now, at));
+            if turn == Turn::Over {
+                self.state.sessions.row(at).is_in_pieces = false;
             }
-        }
-        did_work
+            turn
+        });
+        self.state.in_pieces = in_pieces;
+        may_send
     }
 
     /// Whether the client has read enough for the next piece; `None` when it is gone.
-    fn has_space(&mut self, at: At) -> Option<bool> {
-        let owner = self.state.sessions.row(at).owner?;
-        let link = self.endpoint.link(owner.connection)?;
-        Some(link.waiting_bytes() < RESUME_BYTES)
+    fn owner_has_space(&mut self, now: Instant, at: At) -> Option<bool> {
+        let owner = self.state.sessions.get(at).owner?;
+        self.has_space(now, owner.connection)
     }
 
-    /// Requests the next piece of a listing. Returns false: nothing is sent yet.
-    fn list_more(&mut self, at: At) -> bool {
+    /// Requests the next piece of a listing.
+    fn list_more(&mut self, now: Instant, at: At) -> Turn {
         let listing = &self.state.sessions.get(at).listing;
         if listing.as_ref().is_none_or(|one| one.is_fetching) {
-            return false;
+            return Turn::Over;
         }
-        let has_space = self.has_space(at);
+        let has_space = self.owner_has_space(now, at);
         let session = self.state.sessions.row(at);
-        let Some(listing) = session.listing.as_mut().filter(|one| !one.is_fetching) else {
-            return false;
+        let Some(listing) = &mut session.listing else {
+            return Turn::Over;
         };
         match has_space {
             None => session.listing = None,
@@ -261,7 +290,11 @@ impl Front {
                 listing.is_fetching = self.state.front_requests.try_send(asked).is_ok();
             }
         }
-        false
+        let listing = &self.state.sessions.get(at).listing;
+        match listing.as_ref().is_some_and(|one| !one.is_fetching) {
+            true => Turn::Waits,
+            false => Turn::Over,
+        }
     }
 
     /// Sends a piece of the open orders, and the end of the listing after the last piece.
@@ -309,42 +342,38 @@ impl Front {
         if is_over {
             self.state.sessions.row(at).listing = None;
             self.send(now, at, &end.into());
+        } else {
+            self.state.begin_pieces(at);
         }
     }
 
-    /// Sends or requests the next messages of a retransmission. True if any were sent.
-    fn retransmit_more(&mut self, now: Instant, at: At) -> bool {
-        // Checked first, since the look-up of a connection costs a poll of it.
-        if !self.may_retransmit(at) {
-            return false;
+    /// Requests the next messages of a retransmission, or sends those that are there.
+    fn retransmit_more(&mut self, now: Instant, at: At) -> Turn {
+        let range = &self.state.sessions.get(at).range;
+        if range.as_ref().is_none_or(|range| range.is_fetching) {
+            return Turn::Over;
         }
-        let has_space = self.has_space(at);
-        let (session, pool) = self.state.sessions.parts(at);
-        let Some(range) = session.range.as_mut().filter(|range| !range.is_fetching) else {
-            return false;
-        };
-        let Some(owner) = session.owner.filter(|_| has_space.is_some()) else {
-            self.state.drop_pieces(at);
-            return false;
-        };
-        if has_space == Some(false) {
-            return false;
-        }
-        if range.fetched.is_empty() && range.next < session.window.first() {
-            let front_request = FrontRequest::Messages {
-                session: (at, session.epoch),
-                ix: session.ix,
-                after: range.next - 1,
-                retransmit_through: Some(range.last),
-            };
-            let is_fetching = self.state.look_up(at, front_request);
-            if let Some(range) = &mut self.state.sessions.row(at).range {
-                range.is_fetching = is_fetching;
+        match self.owner_has_space(now, at) {
+            None => {
+                self.state.drop_pieces(at);
+                Turn::Over
             }
-            return false;
+            Some(false) => Turn::Waits,
+            Some(true) => match self.state.lacks_messages(at) {
+                true => self.state.fetch_range(at),
+                false => self.send_range(now, at),
+            },
         }
+    }
+
+    /// Sends the next messages of a retransmission, which were read or are in the window.
+    fn send_range(&mut self, now: Instant, at: At) -> Turn {
+        let (session, pool) = self.state.sessions.parts(at);
+        let (Some(range), Some(owner)) = (&mut session.range, session.owner) else {
+            return Turn::Over;
+        };
         let Some(link) = self.endpoint.link(owner.connection) else {
-            return false;
+            return Turn::Over;
         };
         let is_fetched = !range.fetched.is_empty();
         let next = if is_fetched {
@@ -362,19 +391,7 @@ impl Front {
         if is_fetched && range.fetched.is_empty() {
             self.state.end_look_up(at);
         }
-        self.advance(now, at, next);
-        true
-    }
-
-    /// False while a retransmission waits for a read of the journal, or for its user's look-up
-    /// limit.
-    fn may_retransmit(&self, at: At) -> bool {
-        let session = self.state.sessions.get(at);
-        session.range.as_ref().is_some_and(|range| {
-            let is_older = range.fetched.is_empty() && range.next < session.window.first();
-            !range.is_fetching
-                && (!is_older || session.owner.is_none() || self.state.may_look_up(session.user))
-        })
+        self.advance(now, at, next)
     }
 
     /// Keeps messages of the range that were read from the journal until they are sent.
@@ -396,6 +413,7 @@ impl Front {
                 let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
                 range.fetched = messages.into();
                 range.fetched.truncate(lacks);
+                self.state.begin_pieces(at);
             }
             Err(code) => {
                 let end = range.end(match code {
@@ -410,17 +428,19 @@ impl Front {
     }
 
     /// Continues the range at `next`, or ends it.
-    fn advance(&mut self, now: Instant, at: At, next: u64) {
+    fn advance(&mut self, now: Instant, at: At, next: u64) -> Turn {
         let session = self.state.sessions.row(at);
         let Some(range) = &mut session.range else {
-            return;
+            return Turn::Over;
         };
         range.next = next;
-        if next > range.last {
-            let end = range.end(REQUEST_DONE);
-            session.range = None;
-            self.send(now, at, &end.into());
+        if next <= range.last {
+            return Turn::Sent;
         }
+        let end = range.end(REQUEST_DONE);
+        session.range = None;
+        self.send(now, at, &end.into());
+        Turn::Over
     }
 }
 

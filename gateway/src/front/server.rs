@@ -14,7 +14,8 @@ use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
 use types::command::BoundsOf;
 use types::{InstrumentSpec, Sequence, UserIx};
 
-use super::desk::{Desk, Failures, FrontMessage, FrontQueue, request_channel};
+use super::desk::{Desk, FrontMessage, FrontQueue, request_channel};
+use super::failures::Failures;
 use super::session::Member;
 use super::state::{RING_CAPACITY, State};
 use super::{Conn, Front, tls};
@@ -126,6 +127,7 @@ impl Bound {
             queue: front_queue.clone(),
             actions: Vec::new(),
             ended_at: None,
+            has_flushed: false,
         };
         let watched = Box::new(Watched {
             front,

@@ -4,7 +4,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
 
 use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
@@ -91,16 +90,14 @@ pub struct Session {
     /// Messages that were read and not sent yet, starting with number `sent + 1`. Until they are
     /// sent, their look-up counts as in progress.
     pub fetched: VecDeque<Bytes>,
-    /// When `fetched` was last filled or sent from, or the client last read bytes.
-    pub fetched_at: Instant,
-    /// Unsent bytes of the connection at the session's last turn.
-    pub unread: usize,
     /// Queued among the resuming sessions.
     pub is_resuming: bool,
     /// The listing of open orders in progress.
     pub listing: Option<Listing>,
     /// The retransmission in progress.
     pub range: Option<Range>,
+    /// Queued among the sessions with a piece of these to request or to send.
+    pub is_in_pieces: bool,
     /// The last balance change sent to the client.
     pub balances_through: u64,
     /// Queued in `Sessions::idle`, and in the user's `idle`.
@@ -236,6 +233,9 @@ pub struct User {
     /// Sessions without a connection, longest idle first.
     idle: VecDeque<At>,
     pub unsent: Unsent,
+    /// Sessions that began a listing or a retransmission. Those that have ended are removed before
+    /// another one begins.
+    long_answers: Vec<At>,
 }
 
 /// Every session that was opened at this front.
@@ -363,6 +363,23 @@ impl Sessions {
         let session = &mut self.rows[at];
         let rates = self.users.entry(session.user).or_default().rates;
         session.rate.charge(now_ns, rates.session, messages);
+    }
+
+    /// Begins a listing or a retransmission of a session. False when `max` other sessions of its
+    /// user have one in progress. Cost: `max` look-ups.
+    pub fn begin_long_answer(&mut self, at: At, max: usize) -> bool {
+        let Self { rows, users, .. } = self;
+        let Some(user) = users.get_mut(&rows[at].user) else {
+            return false;
+        };
+        let in_progress = |row: &Session| row.listing.is_some() || row.range.is_some();
+        user.long_answers
+            .retain(|other| *other != at && in_progress(&rows[*other]));
+        let has_room = user.long_answers.len() < max;
+        if has_room {
+            user.long_answers.push(at);
+        }
+        has_room
     }
 
     /// Keeps the next message of a session, and drops messages to stay within the limits of

@@ -14,7 +14,9 @@ use service_kit::rate::Rate;
 use transport::Key;
 use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 
-use super::desk::{Failures, FrontRequest, LOGINS_WAITING_MAX, RequestSender, Share};
+use super::desk::{FrontRequest, LOGINS_WAITING_MAX, RequestSender, Share};
+use super::failures::Failures;
+use super::fair_queue::FairQueue;
 use super::in_flight::{self, InFlight, Unanswered};
 use super::login::Admitted;
 use super::pieces::Range;
@@ -108,10 +110,10 @@ pub struct State {
     pub limited: HashMap<At, Limited>,
     /// Sessions whose client lacks messages, and those with a delayed login.
     pub resuming: Resuming,
-    /// Sessions with a listing of open orders or a retransmission in progress.
-    pub in_pieces: Vec<At>,
+    /// Sessions with a piece of a listing or of a retransmission to request or to send.
+    pub in_pieces: FairQueue<At>,
     /// Users with sessions that lack ledger balances.
-    pub with_balances: VecDeque<UserIx>,
+    pub with_balances: FairQueue<UserIx>,
     look_ups: LookUps,
     /// Closings that are not submitted yet.
     closings: VecDeque<Closing>,
@@ -123,6 +125,8 @@ pub struct State {
     pub waiting_logins: Shares<Share>,
     pub sources: Sources,
     pub connections: usize,
+    /// Number of rounds so far.
+    pub round: u64,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
     /// Monotonic nanoseconds, for rates.
@@ -155,8 +159,8 @@ impl State {
             tag: 0,
             limited: HashMap::new(),
             resuming: Resuming::default(),
-            in_pieces: Vec::new(),
-            with_balances: VecDeque::new(),
+            in_pieces: FairQueue::default(),
+            with_balances: FairQueue::default(),
             look_ups: LookUps::default(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
@@ -164,6 +168,7 @@ impl State {
             waiting_logins: Shares::new(LOGINS_WAITING_MAX),
             sources: Sources::default(),
             connections: 0,
+            round: 0,
             now_ns: 0,
             monotonic_ns: 0,
             stopping: None,
@@ -487,11 +492,10 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         is_setting_hold: false,
         is_fetching: false,
         fetched: VecDeque::new(),
-        fetched_at: Instant::now(),
-        unread: 0,
         is_resuming: false,
         listing: None,
         range: None,
+        is_in_pieces: false,
         balances_through: 0,
         is_idle: false,
         is_idle_of_user: false,

@@ -133,6 +133,53 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
     world.stop().await;
 }
 
+/// Sends orders 1 to `count` at once, and waits until the operating system has their datagrams.
+async fn send_together(raw: &mut Raw, count: u64) {
+    let frames = raw.connection.stats().frame_tx.stream;
+    for id in 1..=count {
+        raw.send(0, id, order(id)).await;
+    }
+    let are_sent = async || raw.connection.stats().frame_tx.stream > frames;
+    until_true("the orders are sent", are_sent).await;
+}
+
+async fn next_ack(raw: &mut Raw) -> wire::OrderAck {
+    let (_, message) = raw.until(|m| ack(m).is_some()).await;
+    ack(&message).expect("`until` returns an OrderAck")
+}
+
+/// The front reads at most 32 messages of a connection per round, however its bytes arrive. Another
+/// member's order of the same round follows them.
+// rows: R341
+#[tokio::test]
+async fn r341_a_members_orders_that_arrive_together_delay_another_by_32_at_most() {
+    const PER_ROUND: usize = 32;
+    /// As many as a client may send before the first acknowledgement.
+    const ORDERS: u64 = 150;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    // While the hot thread is stopped, the front reads nothing.
+    settings.layout = Some(Layout::Fused);
+    let world = members(folder.path(), settings).await;
+    let (mut ann, mut bob) = (Raw::connect(&world).await, Raw::connect(&world).await);
+    for (raw, user) in [(&mut ann, "ann"), (&mut bob, "bob")] {
+        raw.login(0, raw_login(user, "a", 5_000_000)).await;
+    }
+    let stalled = stall(&world).await;
+    send_together(&mut ann, ORDERS).await;
+    send_together(&mut bob, 1).await;
+    drop(stalled);
+    let of_bob = next_ack(&mut bob).await.node_sequence;
+    let mut before = 0;
+    for id in 1..=ORDERS {
+        let acked = next_ack(&mut ann).await;
+        assert_eq!(acked.client_seq, id);
+        before += usize::from(acked.node_sequence < of_bob);
+    }
+    assert!(before <= PER_ROUND, "{before} orders of ann");
+    world.stop().await;
+}
+
 /// At most 64 requests of a session wait for identity, the checked order included. Their repeats do
 /// not get `BUSY`, because the client would send them again as new orders.
 // rows: R341
@@ -352,7 +399,7 @@ async fn r341_a_busy_member_does_not_evict_the_window_of_another() {
 /// A client with a small receive window: unread messages stay with the exchange.
 struct SmallWindow {
     _endpoint: quinn::Endpoint,
-    _connection: quinn::Connection,
+    connection: quinn::Connection,
     send: quinn::SendStream,
     receive: quinn::RecvStream,
     buffer: bytes::BytesMut,
@@ -383,17 +430,25 @@ impl SmallWindow {
         let (send, receive) = connection.open_bi().await.unwrap();
         Self {
             _endpoint: endpoint,
-            _connection: connection,
+            connection,
             send,
             receive,
             buffer: bytes::BytesMut::new(),
         }
     }
 
-    async fn send(&mut self, channel: u16, message: impl Into<wire::ClientMessage>) {
+    async fn send(&mut self, channel: u16, sequence: u64, message: impl Into<wire::ClientMessage>) {
         let mut out = bytes::BytesMut::new();
-        wire::encode(&message.into(), channel, 0, &mut out);
+        wire::encode(&message.into(), channel, sequence, &mut out);
         self.send.write_all(&out).await.unwrap();
+    }
+
+    /// Logs in on channel 0.
+    async fn login(&mut self, login: wire::Login) {
+        self.send(0, 0, login).await;
+        let reading =
+            async { while !matches!(self.next().await.1, ServerMessage::LoginAccepted(_)) {} };
+        in_time("the login", reading).await;
     }
 
     async fn next(&mut self) -> (wire::Header, ServerMessage) {
@@ -435,7 +490,7 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
     }
     let mut slow = SmallWindow::connect(&world).await;
     for channel in 0..SESSIONS {
-        slow.send(channel, login(channel)).await;
+        slow.send(channel, 0, login(channel)).await;
     }
     // Gives every lookup time to start and to complete, so that its messages wait for space.
     // Without that the test passes but proves less.
@@ -443,7 +498,7 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
     let asked = until_true("every session is looked up", are_asked);
     let _ = tokio::time::timeout(Duration::from_secs(2), asked).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    slow.send(wire::CONNECTION_CHANNEL, wire::Heartbeat {})
+    slow.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
         .await;
     let mut next = [1; SESSIONS as usize];
     let reading = async {
@@ -469,5 +524,101 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
         (1..=u64::from(SESSIONS)).contains(&look_ups),
         "at most one look-up per session, and {look_ups}"
     );
+    world.stop().await;
+}
+
+/// The front has work only when a round may send something: the hot thread parks while a client
+/// reads nothing of a retransmission. The client is disconnected although it sends heartbeats.
+// rows: R345
+#[tokio::test]
+async fn r345_a_client_that_reads_nothing_it_asked_for_costs_no_rounds_and_is_disconnected() {
+    const BATCH: u64 = 512;
+    /// About 400 KiB: more than the front appends for a client that does not read.
+    const ORDERS: u64 = 8 * BATCH;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    settings.layout = Some(Layout::Fused);
+    let world = members(folder.path(), settings).await;
+    let mut first = Raw::connect(&world).await;
+    first.login(0, raw_login("ann", "a", 5_000_000)).await;
+    for batch in 0..ORDERS / BATCH {
+        for id in 1 + batch * BATCH..=(batch + 1) * BATCH {
+            first.send(0, id, order(id)).await;
+        }
+        for _ in 0..BATCH {
+            next_ack(&mut first).await;
+        }
+    }
+    let mut slow = SmallWindow::connect(&world).await;
+    let from_now = wire::Login {
+        flags: wire::LOGIN_FROM_NOW,
+        ..raw_login("ann", "a", 0)
+    };
+    slow.login(from_now).await;
+    let received = slow.connection.stats().udp_rx.bytes;
+    let wanted = wire::Retransmit {
+        request_id: 1,
+        first: 1,
+        last: ORDERS,
+    };
+    slow.send(0, 0, wanted).await;
+    let has_begun = async || slow.connection.stats().udp_rx.bytes > received + (8 << 10);
+    until_true("the retransmission begins", has_begun).await;
+    let parks = world.parks();
+    until_true("the hot thread parks", async || world.parks() > parks + 1).await;
+    let ended = slow.connection.close_reason();
+    assert!(ended.is_none(), "parks only without the client: {ended:?}");
+    let ending = async {
+        loop {
+            let closed = tokio::time::timeout(Duration::from_secs(1), slow.connection.closed());
+            if let Ok(reason) = closed.await {
+                return reason;
+            }
+            slow.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+                .await;
+        }
+    };
+    match in_time("the exchange closes the connection", ending).await {
+        quinn::ConnectionError::ApplicationClosed(close) => {
+            let code = u64::from(DisconnectCode::SlowConsumer.code());
+            assert_eq!(close.error_code.into_inner(), code);
+        }
+        // On a busy machine this client may wake up after the exchange has forgotten the
+        // connection.
+        quinn::ConnectionError::Reset => {}
+        other => panic!("{other}"),
+    }
+    world.stop().await;
+}
+
+/// A balance waits for a client without space. The front does not poll it meanwhile, and another
+/// session of the user is sent the balance.
+#[tokio::test]
+async fn a_balance_for_a_client_that_does_not_read_costs_no_rounds() {
+    /// About 350 KiB of reports: no space for more, and not enough for a slow consumer.
+    const REQUESTS: u64 = 5_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    settings.layout = Some(Layout::Fused);
+    let mut world = members(folder.path(), settings).await;
+    let mut slow = SmallWindow::connect(&world).await;
+    slow.login(raw_login("ann", "a", 0)).await;
+    let mut other = Raw::connect(&world).await;
+    other.login(0, raw_login("ann", "b", 0)).await;
+    for seq in 1..=REQUESTS {
+        slow.send(0, seq, unknown()).await;
+    }
+    // The hot thread parks after the reports. If it parks earlier, the test passes but proves less.
+    let parks = world.parks();
+    until_true("the requests are read", async || world.parks() > parks).await;
+    world.deposit("ann", "CFA-RUB", "1").await;
+    let is_new = |m: &ServerMessage| matches!(m, ServerMessage::LedgerBalance(b) if b.balance_minor == 10_000_100);
+    other.until(is_new).await;
+    slow.send(wire::CONNECTION_CHANNEL, 0, wire::Heartbeat {})
+        .await;
+    let parks = world.parks();
+    until_true("the hot thread parks", async || world.parks() > parks + 1).await;
+    let ended = slow.connection.close_reason();
+    assert!(ended.is_none(), "parks only without the client: {ended:?}");
     world.stop().await;
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use client::{Connection, LoginOptions, Report, Reports, Trust};
@@ -398,6 +398,12 @@ impl World {
 
     pub fn port(&self) -> sequencer::Port {
         self.sequencer.as_ref().expect("the trading path").port()
+    }
+
+    /// How many times the hot thread has parked.
+    pub fn parks(&self) -> u64 {
+        let sequencer = self.sequencer.as_ref().expect("the trading path");
+        sequencer.stats().parks.load(Ordering::Relaxed)
     }
 
     pub fn replica(&self) -> replica::Replica {
