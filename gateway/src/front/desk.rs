@@ -402,6 +402,7 @@ impl Desk {
 
 #[cfg(test)]
 mod tests {
+    use admission::RequestName;
     use types::command::RequestKind;
 
     use super::*;
@@ -409,15 +410,15 @@ mod tests {
     const HANG: Duration = Duration::from_secs(15);
 
     fn look_up(client_seq: u64) -> FrontRequest {
+        let name = RequestName {
+            kind: RequestKind::New,
+            client_order_id: 0,
+            engine_order_id: 0,
+        };
         FrontRequest::Answer {
             session: (0, Sequence(1)),
             ix: SessionIx(0),
-            client_seq,
-            request: RequestName {
-                kind: RequestKind::New,
-                client_order_id: 0,
-                engine_order_id: 0,
-            },
+            received: Received::new(client_seq, name, 0),
         }
     }
 
