@@ -119,8 +119,11 @@ pub(crate) struct EngineRing {
     /// A wait for the engine timed out, and the engine has reported nothing since. Requests do not
     /// wait for it again.
     pub is_given_up: bool,
-    /// Earliest expiry in the book, as of the last `Done`; `u64::MAX` if there is none.
+    /// Earliest expiry in the book, as of the last `Done`; `u64::MAX` if there is none, or while an
+    /// expiry command is in flight.
     pub next_expiry_ns: u64,
+    /// The last expiry command. A `Done` before its own is stale: the command ends those orders.
+    expiring: Sequence,
 }
 
 /// The engine's end of the rings, with the book.
@@ -159,6 +162,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (EngineRing, Engine) 
         capacity,
         slots_for_orders: capacity - capacity / RESERVED_PART,
         is_given_up: false,
+        expiring: Sequence::ZERO,
         next_expiry_ns: book.next_expiry_ns().unwrap_or(u64::MAX),
     };
     let engine = Engine {
@@ -238,6 +242,11 @@ impl EngineRing {
         self.orders.try_publish(publish).is_ok()
     }
 
+    /// Records that an expiry command was pushed: the earliest expiry is unknown until its `Done`.
+    pub fn expire(&mut self, sequence: Sequence) {
+        (self.expiring, self.next_expiry_ns) = (sequence, u64::MAX);
+    }
+
     /// Drains the reports; true when there were any.
     pub fn drain(&mut self, mut each: impl FnMut(&Report)) -> bool {
         match self.reports.poll() {
@@ -245,6 +254,7 @@ impl EngineRing {
                 self.is_given_up = false;
                 for report in &mut reports {
                     if let Report::Done {
+                        sequence,
                         next_expiry_ns,
                         slots,
                         ..
@@ -252,7 +262,9 @@ impl EngineRing {
                     {
                         self.in_flight -= 1;
                         self.slots_taken -= *slots as usize;
-                        self.next_expiry_ns = *next_expiry_ns;
+                        if *sequence >= self.expiring {
+                            self.next_expiry_ns = *next_expiry_ns;
+                        }
                     }
                     each(report);
                 }
@@ -446,11 +458,14 @@ impl EventSink for Outlet<'_> {
 mod tests {
     use super::*;
     use engine::BookConfig;
-    use types::command::ExpireOrders;
-    use types::{Command, InstrumentId, InstrumentParams, InstrumentSpec, Ticks};
+    use types::command::{ExpireOrders, New};
+    use types::{
+        Command, Handle, InstrumentId, InstrumentParams, InstrumentSpec, Lots, Side, Ticks,
+        TimeInForce, UserIx,
+    };
 
-    #[test]
-    fn an_engine_ring_that_was_given_up_is_used_again_when_its_engine_reports() {
+    /// An engine whose rings have four slots, with an empty book.
+    fn engine() -> (EngineRing, Engine) {
         let spec = InstrumentSpec::new(&InstrumentParams {
             ix: InstrumentIx(0),
             tick_size: "1".parse().expect("a number"),
@@ -465,17 +480,30 @@ mod tests {
                 levels: 128,
             },
         ));
-        let (mut engine_ring, mut engine) = connect(book, 4);
+        connect(book, 4)
+    }
+
+    fn envelope(sequence: u64, time_ns: u64, command: Command) -> Envelope {
+        Envelope {
+            sequence: Sequence(sequence),
+            time_ns,
+            received_ns: 0,
+            command,
+        }
+    }
+
+    fn expire_orders() -> Command {
+        Command::ExpireOrders(ExpireOrders {
+            instrument: InstrumentIx(0),
+        })
+    }
+
+    #[test]
+    fn an_engine_ring_that_was_given_up_is_used_again_when_its_engine_reports() {
+        let (mut engine_ring, mut engine) = engine();
         for sequence in 1..=4 {
             assert!(engine_ring.has_room(false));
-            assert!(engine_ring.push(&Envelope {
-                sequence: Sequence(sequence),
-                time_ns: 0,
-                received_ns: 0,
-                command: Command::ExpireOrders(ExpireOrders {
-                    instrument: InstrumentIx::NONE,
-                }),
-            }));
+            assert!(engine_ring.push(&envelope(sequence, 0, expire_orders())));
         }
         assert!(!engine_ring.has_room(false));
         engine_ring.is_given_up = true;
@@ -483,5 +511,40 @@ mod tests {
         assert!(engine_ring.is_given_up && !engine_ring.has_room(false));
         assert!(engine.step() && engine_ring.drain(|_| {}));
         assert!(!engine_ring.is_given_up && engine_ring.has_room(false));
+    }
+
+    /// Commands before an expiry command report dates that it ends: they cause no further one.
+    #[test]
+    fn the_next_expiry_is_unknown_until_an_expiry_command_has_reported() {
+        let (mut engine_ring, mut engine) = engine();
+        let dated = |slot: u32, expire_at_ns| {
+            let generation = 1;
+            let handle = Handle { slot, generation };
+            let (ix, price) = (InstrumentIx(0), Ticks(50));
+            let new = New::limit(ix, handle, UserIx(0), Side::Buy, price, Lots(1));
+            Command::New(New {
+                time_in_force: TimeInForce::Gtd,
+                expire_at_ns,
+                ..new
+            })
+        };
+        assert!(engine_ring.push(&envelope(1, 1, dated(0, 30))));
+        assert!(engine.step() && engine_ring.drain(|_| {}));
+        assert_eq!(engine_ring.next_expiry_ns, 30);
+        assert!(engine_ring.push(&envelope(2, 2, dated(1, 20))));
+        assert!(engine_ring.push(&envelope(3, 25, expire_orders())));
+        engine_ring.expire(Sequence(3));
+        assert_eq!(engine_ring.next_expiry_ns, u64::MAX);
+        let mut next_ns = Vec::new();
+        while engine_ring.in_flight > 0 {
+            engine.step();
+            assert!(engine_ring.drain(|report| {
+                if let Report::Done { next_expiry_ns, .. } = report {
+                    next_ns.push(*next_expiry_ns);
+                }
+            }));
+        }
+        assert_eq!(next_ns, [20, 30], "both are reported");
+        assert_eq!(engine_ring.next_expiry_ns, 30);
     }
 }

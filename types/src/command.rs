@@ -495,7 +495,7 @@ record! {
 record! {
     /// Cancels every order whose expiry is due at the command's time.
     pub struct ExpireOrders {
-        /// `NONE` = every instrument of the node.
+        /// `NONE` = every instrument of the node, as in journals of earlier versions.
         pub instrument: InstrumentIx,
     }
 }

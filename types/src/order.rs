@@ -43,7 +43,8 @@ code_enum! {
         Ioc = 1 "IOC",
         /// Fill or kill: filled completely at once, or no trade (R172).
         Fok = 2 "FOK",
-        /// Good till date: rests until the journalled time reaches `expire_at_ns`.
+        /// Good till date: does not trade from the journalled time `expire_at_ns` on. Its
+        /// cancellation is due at the next full millisecond.
         Gtd = 3 "GTD",
     }
 }

@@ -104,6 +104,7 @@ impl Front {
             FrontMessage::Login { to, from, outcome } => self.on_login(now, to, from, outcome),
             FrontMessage::Limit { session, outcome } => {
                 if self.is_current(session) {
+                    self.state.sessions.row(session.0).is_checking_limit = false;
                     self.on_limit_checked(now, session.0, outcome);
                 }
             }
@@ -252,7 +253,7 @@ impl Front {
     /// Submits or refuses the order whose limit identity has checked, then the requests after it.
     fn on_limit_checked(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
         let Some(limited) = self.state.limited.remove(&at) else {
-            return;
+            return; // The order was refused for a cancel.
         };
         let Limited {
             mut new,
@@ -543,6 +544,7 @@ impl Front {
         session.parked = None;
         // The hot thread refuses the earlier login's requests: the client may send them again.
         session.unanswered.clear();
+        session.is_checking_limit = false;
         session.is_setting_hold = false;
         session.is_fetching = false;
         session.listing = None;

@@ -5,6 +5,10 @@
 //! slot waits in its stream for a moment, then it is refused as `BUSY`, so that a cancel after it
 //! is read (`design.md` 5). A repeat of a request that has no report yet gets no answer: a refusal
 //! would contradict the report of the first one.
+//!
+//! While identity checks an order, later orders and amends of its session wait. A cancel does not:
+//! the order and the requests that wait are refused as `BUSY`, since their client sequences are
+//! below that of the cancel.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -45,6 +49,15 @@ fn name(message: &ClientMessage) -> Option<RequestName> {
         client_order_id,
         engine_order_id,
     })
+}
+
+/// True for a request that does not wait for identity. The front does not know whether an amend
+/// reduces its order.
+fn passes_waiting(message: &ClientMessage) -> bool {
+    matches!(
+        message,
+        ClientMessage::Cancel(_) | ClientMessage::MassCancel(_) | ClientMessage::CancelAllAfter(_)
+    )
 }
 
 /// What a refusal states about a request.
@@ -116,7 +129,8 @@ impl State {
             return false;
         }
         // A repeat needs no slot. A request that will be parked needs none yet.
-        if session.parked.is_some() || self.is_repeat(*at, header.sequence) {
+        let will_be_parked = session.parked.is_some() && !passes_waiting(message);
+        if will_be_parked || self.is_repeat(*at, header.sequence) {
             return false;
         }
         let Ok(request) = session.request(header.sequence, message) else {
@@ -140,7 +154,7 @@ impl State {
             return Err(DisconnectCode::BadField);
         }
         let refusal = match *link.user.channel(channel) {
-            Channel::Live(at) => self.enter(now, link, at, client_seq, message)?,
+            Channel::Live(at) => self.enter(now, link, at, header, message)?,
             Channel::Free => return Err(DisconnectCode::LoginExpected),
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
@@ -163,9 +177,10 @@ impl State {
         now: Instant,
         link: &mut Link<Conn>,
         at: At,
-        client_seq: u64,
+        header: &Header,
         message: &ClientMessage,
     ) -> Result<Option<RejectReason>, DisconnectCode> {
+        let client_seq = header.sequence;
         self.stats.requests.increment(1);
         let is_over_rate = !self.is_in_rate(at);
         let may_reduce = matches!(
@@ -193,8 +208,15 @@ impl State {
             return Ok(None); // The report of the first one follows.
         }
         let session = self.sessions.row(at);
+        if session.parked.is_some() && passes_waiting(message) {
+            let refusal = self.submit(at, &request, self.now_ns, is_over_rate);
+            if refusal.is_none() {
+                self.refuse_waiting(now, link, header.channel, at);
+            }
+            return Ok(refusal);
+        }
         if let Some(parked) = &mut session.parked {
-            // Requests stay in session order: none overtakes an order that waits for identity.
+            // Orders and amends stay in session order.
             if 1 + parked.len() >= PARKED_MAX {
                 return Ok(Some(RejectReason::Busy));
             }
@@ -207,6 +229,27 @@ impl State {
             return Ok(None);
         }
         Ok(self.submit_within_limit(at, request, self.now_ns, is_over_rate))
+    }
+
+    /// Refuses the order that waits for identity and the requests parked after it: a request with a
+    /// higher client sequence was submitted. Identity's answer will find no order.
+    #[cold]
+    fn refuse_waiting(&mut self, now: Instant, link: &mut Link<Conn>, channel: u16, at: At) {
+        let checked = self
+            .limited
+            .remove(&at)
+            .map(|Limited { new, received_ns }| {
+                Received::new(new.client_seq, Request::New(new).name(), received_ns)
+            });
+        let parked = self.sessions.row(at).parked.take();
+        let parked = parked.into_iter().flatten().filter_map(|next| {
+            let name = name(&next.message)?;
+            Some(Received::new(next.client_seq, name, next.received_ns))
+        });
+        for received in checked.into_iter().chain(parked) {
+            let refusal = rejected(self.now_ns, &received, RejectReason::Busy, 0);
+            send(link, now, channel, &refusal);
+        }
     }
 
     /// True for a request that was answered or is unanswered.
@@ -269,8 +312,8 @@ impl State {
     }
 
     /// Submits a request. Refuses new orders and amends of a user whose KYC level is too low.
-    /// Identity first checks an order above the budget estimate; the session's later requests wait
-    /// meanwhile.
+    /// Identity first checks an order above the budget estimate; the session's later orders and
+    /// amends wait meanwhile.
     ///
     /// `received_ns`: when the front read the request, in nanoseconds since 1970.
     /// Returns the reason of a refusal.
@@ -297,6 +340,11 @@ impl State {
             let spec = self.specs.get(new.instrument.index());
             let market = &self.market;
             if !limit::is_in_budget(spec, &session.budget, new, || market.day()) {
+                if session.is_checking_limit {
+                    // The order of that check was refused for a cancel. Its answer must not release
+                    // this one, and a session may not fill the queue with checks.
+                    return Some(RejectReason::Busy);
+                }
                 let front_request = FrontRequest::Limit {
                     session: (at, session.epoch),
                     user: session.user,
@@ -308,6 +356,7 @@ impl State {
                 if self.front_requests.try_send(asked).is_err() {
                     return Some(RejectReason::NotReady);
                 }
+                session.is_checking_limit = true;
                 session.parked = Some(VecDeque::new());
                 let new = *new;
                 self.limited.insert(at, Limited { new, received_ns });

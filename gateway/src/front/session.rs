@@ -81,8 +81,12 @@ pub struct Session {
     pub unanswered: Unanswered,
     pub rate: Rate,
     pub budget: Arc<Budget>,
-    /// Set while identity checks an order above the budget estimate. Later requests wait here.
+    /// Set while an order above the budget estimate waits for identity. Later orders and amends
+    /// wait here.
     pub parked: Option<VecDeque<Parked>>,
+    /// Identity checks an order of this login, which may have been refused meanwhile: one check at
+    /// a time.
+    pub is_checking_limit: bool,
     /// A `SetTradingHold` is in progress: one at a time.
     pub is_setting_hold: bool,
     /// A read of messages before the window was requested for the resume.

@@ -489,6 +489,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         rate: Rate::default(),
         budget: admitted.budget.clone(),
         parked: None,
+        is_checking_limit: false,
         is_setting_hold: false,
         is_fetching: false,
         fetched: VecDeque::new(),

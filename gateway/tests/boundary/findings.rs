@@ -108,6 +108,111 @@ async fn m9_an_order_that_waits_for_identity_delays_no_other_session() {
     world.stop().await;
 }
 
+/// The outcome of an order: its client order id, or why it is refused.
+fn outcome(message: &ServerMessage) -> Option<Result<u64, RejectReason>> {
+    match rejected(message) {
+        Some(refusal) => Some(Err(refusal.reason)),
+        None => ack(message).map(|ack| Ok(ack.client_order_id)),
+    }
+}
+
+/// M9: a cancel passes at once while an order of its session waits for identity. That order and the
+/// one after it are refused and may be sent again; identity's late answer releases neither them nor
+/// a later order.
+#[tokio::test]
+async fn m9_a_cancel_passes_an_order_that_waits_for_identity() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in [1, 2] {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        assert_eq!(until(&mut of_ann, outcome).await, Ok(id));
+    }
+    world.identity.take_limit_checks();
+    let latch = block_limit_checks(&world);
+    let past_budget = |id| wire_order(id, Side::Buy, 100, 30);
+    let checked = ann.send(0, past_budget(3)).await.unwrap();
+    until_identity_is_asked(&world).await;
+    let next = wire_order(4, Side::Buy, 100, 1);
+    let next = ann.send(0, next).await.unwrap();
+    ann.send(0, cancel_own(1)).await.unwrap();
+    for (client_seq, id) in [(checked, 3), (next, 4)] {
+        let refusal = until(&mut of_ann, rejected).await;
+        assert_eq!(
+            (refusal.client_seq, refusal.client_order_id),
+            (client_seq, id)
+        );
+        let is = (refusal.reason, refusal.node_sequence);
+        assert_eq!(is, (RejectReason::Busy, 0), "it was not seen");
+    }
+    assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, 1);
+    // Identity is not asked again before it has answered, and the session waits for nothing.
+    ann.send(0, past_budget(5)).await.unwrap();
+    assert_eq!(until(&mut of_ann, outcome).await, Err(RejectReason::Busy));
+    assert!(world.identity.take_limit_checks().is_empty());
+    ann.send(0, wire_order(6, Side::Buy, 100, 1)).await.unwrap();
+    assert_eq!(until(&mut of_ann, outcome).await, Ok(6));
+    latch.close();
+    let sending_again = async {
+        loop {
+            ann.send(0, past_budget(3)).await.unwrap();
+            let outcome = until(&mut of_ann, outcome).await;
+            if outcome != Err(RejectReason::Busy) {
+                return outcome;
+            }
+        }
+    };
+    let again = in_time("identity answers about the refused order", sending_again).await;
+    assert_eq!(again, Ok(3));
+    assert_eq!(world.identity.take_limit_checks().len(), 1);
+    // Orders 2, 6 and 3: nothing else has entered the book.
+    assert_eq!(world.book().await.0, [("1.00".to_owned(), "32".to_owned())]);
+    world.stop().await;
+}
+
+/// M9: a mass cancel and the dead man's switch pass as a cancel does.
+#[tokio::test]
+async fn m9_a_mass_cancel_and_a_switch_pass_an_order_that_waits_for_identity() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    let mass_cancel = wire::MassCancel {
+        scope: 0,
+        instrument: wire::ALL_INSTRUMENTS,
+        side: wire::BOTH_SIDES,
+    };
+    let switch = wire::CancelAllAfter { timeout_s: 60 };
+    let requests: [wire::ClientMessage; 2] = [mass_cancel.into(), switch.into()];
+    let logins = [with_money("ann", "a"), login("ann", "b")];
+    for (request, login) in requests.into_iter().zip(logins) {
+        let (ann, mut of_ann) = world.session(login).await;
+        world.identity.take_limit_checks();
+        let latch = block_limit_checks(&world);
+        let past_budget = wire_order(1, Side::Buy, 100, 30);
+        ann.send(0, past_budget).await.unwrap();
+        until_identity_is_asked(&world).await;
+        let client_seq = ann.send(0, request).await.unwrap();
+        assert_eq!(until(&mut of_ann, outcome).await, Err(RejectReason::Busy));
+        let done = until(&mut of_ann, |m| match m {
+            ServerMessage::MassCancelled(done) => Some(done.client_seq),
+            ServerMessage::CancelAllAfterSet(set) => Some(set.client_seq),
+            _ => None,
+        });
+        assert_eq!(done.await, client_seq);
+        latch.close();
+    }
+    world.stop().await;
+}
+
 /// The order that waits for identity and the requests after it report when they were read, not when
 /// the wait was over. A member sees the wait in its latency.
 #[tokio::test]
@@ -124,15 +229,19 @@ async fn requests_that_wait_for_identity_report_when_they_were_read() {
     let past_budget = wire_order(1, Side::Buy, 100, 30);
     ann.send(0, past_budget).await.unwrap();
     until_identity_is_asked(&world).await;
-    ann.send(0, cancel_own(1)).await.unwrap();
+    ann.send(0, wire_order(2, Side::Buy, 100, 1)).await.unwrap();
     until_read(&ann, &mut of_ann).await;
     let read_by = world.port().clock().now_ns();
     latch.close();
-    let acked = until(&mut of_ann, ack).await;
-    let ended = until(&mut of_ann, cancelled).await;
-    let times = [acked.received_ns, ended.received_ns];
+    let first = until(&mut of_ann, ack).await;
+    let next = until(&mut of_ann, ack).await;
+    let times = [first.received_ns, next.received_ns];
     assert!(times[0] <= times[1] && times[1] <= read_by, "{times:?}");
-    assert!(read_by <= acked.time_ns);
+    assert!(read_by <= first.time_ns);
+    for id in [1, 2] {
+        ann.send(0, cancel_own(id)).await.unwrap();
+        assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, id);
+    }
 
     // A refusal after the wait, which is not journalled.
     let latch = block_limit_checks(&world);

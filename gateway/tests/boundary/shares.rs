@@ -46,6 +46,17 @@ fn unknown() -> wire::Cancel {
     cancel(1 << 40)
 }
 
+/// Amend of an order that was never entered.
+fn unknown_amend() -> wire::Amend {
+    wire::Amend {
+        client_order_id: 1 << 40,
+        engine_order_id: 0,
+        price_ticks: 100,
+        quantity_lots: 0,
+        new_client_order_id: 0,
+    }
+}
+
 /// A world with ann and bob, both with money.
 async fn members(folder: &std::path::Path, settings: Settings) -> World {
     let mut world = World::with(folder, settings).await;
@@ -202,13 +213,13 @@ async fn r341_repeats_of_requests_that_wait_for_identity_are_not_busy() {
     let is_asked = async || !world.identity.take_limit_checks().is_empty();
     until_true("identity is asked", is_asked).await;
     for seq in 2..=65 {
-        ann.send(0, seq, unknown()).await;
+        ann.send(0, seq, unknown_amend()).await;
     }
     ann.send(0, 1, past_budget).await;
     for seq in 2..=64 {
-        ann.send(0, seq, unknown()).await;
+        ann.send(0, seq, unknown_amend()).await;
     }
-    ann.send(0, 66, unknown()).await;
+    ann.send(0, 66, unknown_amend()).await;
     for seq in [65, 66] {
         let (number, message) = ann.until(is_answer).await;
         let refusal = rejected(&message).expect("only refusals are sent");

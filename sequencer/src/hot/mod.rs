@@ -50,7 +50,8 @@ mod scan_limit;
 mod time;
 mod waits;
 
-/// Requests of the queue per iteration; a ring has the same limit (`design.md` 5).
+/// Requests of the queue per iteration; a ring and the expiry commands have the same limit
+/// (`design.md` 5).
 const TURN_REQUESTS: usize = 64;
 /// Room for events of a command other than those of the orders that it ends or fills.
 const FEW_EVENTS: usize = 1_024;
@@ -82,7 +83,7 @@ pub(crate) struct Hot {
     is_fused: bool,
     /// Indexes of the engine rings with commands in flight.
     busy: Vec<usize>,
-    /// Earliest expiry of each book.
+    /// When the next expiry command of each book is due.
     expiries: Expiries,
     /// The last amend that changes a client order id, and its user. Until it completes, the ids of
     /// the user's orders are not known.
@@ -90,8 +91,6 @@ pub(crate) struct Hot {
     /// First command in flight when a change of a trading hold last timed out; see
     /// [`Hot::await_in_flight`].
     given_up: Sequence,
-    /// The last expiry command. Until it completes, the expiry dates of the books are stale.
-    expiring: Sequence,
     engine_pool: EnginePool,
     in_flight: InFlights,
     /// The last command in flight is not in admission's state yet. It is applied when it completes,
@@ -152,7 +151,6 @@ impl Hot {
             expiries: Expiries::default(),
             renaming: (Sequence::ZERO, UserIx::NONE),
             given_up: Sequence::ZERO,
-            expiring: Sequence::ZERO,
             in_flight: InFlights::new(IN_FLIGHT_MAX, nothing(), events_max),
             is_last_unapplied: false,
             is_clock_suspect: false,

@@ -7,7 +7,7 @@ use admission::{MassCancelRequest, Request};
 use types::command::MassScope;
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
-use super::Hot;
+use super::{Hot, TURN_REQUESTS};
 use crate::port::SubmitError;
 use crate::timers::Timer;
 
@@ -73,18 +73,7 @@ impl Hot {
         if next_ns > now_ns || self.keep.is_failed() {
             return false;
         }
-        let mut did_work = false;
-        let expiry_ns = self.expiries.next_ns();
-        let is_due = expiry_ns.is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
-        // While an expiry command is in flight, the known dates are those of orders that it ends.
-        if is_due && self.in_flight.first() > self.expiring {
-            let request = Request::ExpireOrders(InstrumentIx::NONE);
-            if self.own_request(&request).is_ok() {
-                did_work = true;
-                self.expiring = self.core.sequence();
-                self.pump();
-            }
-        }
+        let mut did_work = !self.is_clock_suspect && self.expire_due(now_ns);
         while let Some((session, timer)) = self.timers.due(now_ns) {
             let request = Request::MassCancel(MassCancelRequest {
                 scope: MassScope::Session(session),
@@ -107,6 +96,31 @@ impl Hot {
             self.pump();
         }
         did_work
+    }
+
+    /// Submits the expiry commands that are due, at most [`TURN_REQUESTS`] per iteration. True if
+    /// there were any.
+    ///
+    /// Each is of one book: the dates of its orders cost no other book. Until it arrives, a book
+    /// ends expired orders itself before it matches.
+    fn expire_due(&mut self, now_ns: u64) -> bool {
+        let mut submitted = 0;
+        while submitted < TURN_REQUESTS
+            && let Some((book, due_ns)) = self.expiries.next_book()
+            && due_ns <= now_ns
+        {
+            let request = Request::ExpireOrders(InstrumentIx(book as u32));
+            if self.own_request(&request).is_err() {
+                break;
+            }
+            if let Some(engine_ring) = self.engine_rings.get_mut(book) {
+                engine_ring.expire(self.core.sequence());
+                self.expiries.set(book, engine_ring.next_expiry_ns);
+            }
+            submitted += 1;
+            self.pump();
+        }
+        submitted > 0
     }
 
     pub(super) fn watch_sessions(&mut self, envelope: &Envelope) {

@@ -66,9 +66,11 @@ impl Time {
     }
 
     pub fn advance_ms(&self, ms: u64) {
-        self.machine
-            .passed_ns
-            .fetch_add(ms * 1_000_000, Ordering::SeqCst);
+        self.advance_ns(ms * 1_000_000);
+    }
+
+    pub fn advance_ns(&self, ns: u64) {
+        self.machine.passed_ns.fetch_add(ns, Ordering::SeqCst);
     }
 
     /// Sets the error of the machine's real time and makes the clock detect it.
