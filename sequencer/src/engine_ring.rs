@@ -76,7 +76,7 @@ pub(crate) enum Report {
         slots: u32,
         /// Levels and orders visited for a fill-or-kill order that cannot be filled
         /// ([`Book::take_fok_visits`]).
-        looks: u32,
+        fok_visits: u32,
     },
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct EngineRing {
     slots_for_orders: usize,
     /// A wait for the engine timed out, and the engine has reported nothing since. Requests do not
     /// wait for it again.
-    pub is_given_up: bool,
+    pub has_timed_out: bool,
     /// Earliest expiry in the book, as of the last `Done`; `u64::MAX` if there is none, or while an
     /// expiry command is in flight.
     pub next_expiry_ns: u64,
@@ -161,7 +161,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (EngineRing, Engine) 
         slots_taken: 0,
         capacity,
         slots_for_orders: capacity - capacity / RESERVED_PART,
-        is_given_up: false,
+        has_timed_out: false,
         expiring: Sequence::ZERO,
         next_expiry_ns: book.next_expiry_ns().unwrap_or(u64::MAX),
     };
@@ -251,7 +251,7 @@ impl EngineRing {
     pub fn drain(&mut self, mut each: impl FnMut(&Report)) -> bool {
         match self.reports.poll() {
             Ok(mut reports) => {
-                self.is_given_up = false;
+                self.has_timed_out = false;
                 for report in &mut reports {
                     if let Report::Done {
                         sequence,
@@ -415,13 +415,13 @@ fn apply(
         Some(listed) => book.apply_listed(envelope, listed, &mut out),
     };
     let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
-    let looks = book.take_fok_visits();
+    let fok_visits = book.take_fok_visits();
     let slots = 1 + listed.map_or(0, |listed| listed.len() as u32);
     out.put(|| Report::Done {
         sequence: envelope.sequence,
         next_expiry_ns,
         slots,
-        looks,
+        fok_visits,
     });
 }
 
@@ -499,18 +499,18 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_ring_that_was_given_up_is_used_again_when_its_engine_reports() {
+    fn an_engine_ring_that_timed_out_is_used_again_when_its_engine_reports() {
         let (mut engine_ring, mut engine) = engine();
         for sequence in 1..=4 {
             assert!(engine_ring.has_room(false));
             assert!(engine_ring.push(&envelope(sequence, 0, expire_orders())));
         }
         assert!(!engine_ring.has_room(false));
-        engine_ring.is_given_up = true;
+        engine_ring.has_timed_out = true;
         assert!(!engine_ring.drain(|_| {}), "the engine has not run");
-        assert!(engine_ring.is_given_up && !engine_ring.has_room(false));
+        assert!(engine_ring.has_timed_out && !engine_ring.has_room(false));
         assert!(engine.step() && engine_ring.drain(|_| {}));
-        assert!(!engine_ring.is_given_up && engine_ring.has_room(false));
+        assert!(!engine_ring.has_timed_out && engine_ring.has_room(false));
     }
 
     /// Commands before an expiry command report dates that it ends: they cause no further one.

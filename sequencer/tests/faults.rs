@@ -426,7 +426,7 @@ async fn repeats_while(shortage: impl Fn(&MemoryStorage, bool)) {
                 answered += 1;
                 continue;
             }
-            Err(no) => no,
+            Err(error) => error,
         };
         let mut repeats = Vec::new();
         for client_seq in [1, answered, answered + 1] {

@@ -89,8 +89,8 @@ fn tagged(tag: u64) -> Submission {
 
 fn ask(front: &mut RingPort, seen: &mut Seen, asked: Submission, request: Request) {
     let since = Instant::now();
-    while let Err(no) = front.submit(asked, &request) {
-        assert_eq!(no, SubmitError::Busy);
+    while let Err(error) = front.submit(asked, &request) {
+        assert_eq!(error, SubmitError::Busy);
         assert!(since.elapsed() < HANG, "the ring stays full");
         seen.read(front);
     }
@@ -1048,7 +1048,7 @@ fn read_out(front: &mut RingPort, seen: &mut Seen) {
         match front.poll(|report| seen.note(report)) {
             Ok(true) => {}
             Ok(false) => std::thread::yield_now(),
-            Err(no) => return assert_eq!(no, SubmitError::Stopping),
+            Err(error) => return assert_eq!(error, SubmitError::Stopping),
         }
     }
 }
@@ -1121,8 +1121,8 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
                     // Some fronts read at times, some only at the end.
                     Err(SubmitError::Busy) if round % 3 > 0 && !seen.taken.is_empty() => {}
                     Err(SubmitError::Busy) => drop(front.poll(|report| seen.note(report))),
-                    Err(no) => {
-                        assert_eq!(no, SubmitError::Stopping);
+                    Err(error) => {
+                        assert_eq!(error, SubmitError::Stopping);
                         break;
                     }
                 }

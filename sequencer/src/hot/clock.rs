@@ -11,7 +11,7 @@ use super::Hot;
 impl Hot {
     /// Journals that the clock has become suspect or has recovered. Retried after `BUSY`.
     #[inline]
-    pub(super) fn look_at_clock(&mut self) -> bool {
+    pub(super) fn check_clock(&mut self) -> bool {
         let suspect_ns = self.config.clock.suspect_ns();
         let is_journalled = self.core.admission().clock().is_suspect();
         self.is_clock_suspect = suspect_ns.is_some() || is_journalled;

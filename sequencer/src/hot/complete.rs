@@ -111,14 +111,16 @@ impl Hot {
                 engine_ring::Report::Event(event) => in_flight.event(event),
                 engine_ring::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
                 engine_ring::Report::Done {
-                    sequence, looks, ..
+                    sequence,
+                    fok_visits,
+                    ..
                 } => {
                     let visits_max = in_flight.done(*sequence);
                     if visits_max > 0 {
                         let member = in_flight.member(*sequence);
                         scan_limiter.release(member, visits_max);
-                        if *looks > 0 {
-                            scan_limiter.charge(member, clock.now_ns(), u64::from(*looks));
+                        if *fok_visits > 0 {
+                            scan_limiter.charge(member, clock.now_ns(), u64::from(*fok_visits));
                         }
                     }
                 }

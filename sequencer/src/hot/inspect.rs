@@ -7,7 +7,7 @@ use crate::port::Inspection;
 
 impl Hot {
     /// Runs `read` between two commands: waits until nothing is in flight and borrows the books.
-    pub(super) fn show(&mut self, read: Inspection) {
+    pub(super) fn inspect(&mut self, read: Inspection) {
         while !self.in_flight.is_empty() {
             self.pump_or_yield();
         }

@@ -86,7 +86,7 @@ impl Hot {
         match self.admit(Source::Given(&request), clock_ns) {
             Ok(()) => {}
             Err(SubmitError::JournalFailed) => {
-                self.give_up_sweeps();
+                self.fail_sweeps();
                 return false;
             }
             // Without room: retried in the next iteration.
@@ -99,7 +99,7 @@ impl Hot {
 
     /// Answers the calls that wait for a last slice, after the journal has failed.
     #[cold]
-    fn give_up_sweeps(&mut self) {
+    fn fail_sweeps(&mut self) {
         for waiting in self.sweeping.drain(..) {
             if let ReplyTo::Reply(reply) = waiting.reply_to {
                 reply.send(Err(SubmitError::JournalFailed));

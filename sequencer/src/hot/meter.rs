@@ -52,7 +52,7 @@ pub(super) struct Meters {
 impl Meters {
     /// Sets the time of the next counts and checks. A clock step starts another minute.
     #[inline]
-    pub fn at(&mut self, now_ns: u64) {
+    pub fn set_time(&mut self, now_ns: u64) {
         let minute = now_ns / MINUTE_NS;
         if minute != self.minute {
             self.minute = minute;
@@ -185,7 +185,7 @@ impl Hot {
         outline: &Outline,
         now_ns: u64,
     ) -> Option<Reject> {
-        self.meters.at(now_ns);
+        self.meters.set_time(now_ns);
         if asked.is_over_rate {
             return Some(RejectReason::Throttle.into());
         }
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_member_uses_up_its_own_quota_of_a_minute_alone() {
         let (mut meters, bounds) = (Meters::default(), bounds(1_000, u32::MAX));
-        meters.at(START_NS + 1_000);
+        meters.set_time(START_NS + 1_000);
         for _ in 0..10 {
             assert_eq!(meters.refuses(MEMBER, true, START_NS + 1_000), None);
             meters.bytes(MEMBER, &bounds, 100);
@@ -284,11 +284,11 @@ mod tests {
         assert_eq!((refused.reason, refused.limit()), expected);
         assert_eq!(meters.refuses(UserIx(2), true, START_NS), None);
         meters.bytes(UserIx::NONE, &bounds, 5_000);
-        meters.at(START_NS + MINUTE_NS);
+        meters.set_time(START_NS + MINUTE_NS);
         assert_eq!(meters.refuses(MEMBER, true, START_NS + MINUTE_NS), None);
         // The clock was set back: another minute, not the rest of the old one.
         meters.bytes(MEMBER, &bounds, 1_000);
-        meters.at(START_NS - MINUTE_NS);
+        meters.set_time(START_NS - MINUTE_NS);
         assert_eq!(meters.refuses(MEMBER, true, START_NS - MINUTE_NS), None);
         assert_eq!(meters.rows.len(), 4, "no row for the platform itself");
     }
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn otr_warns_then_throttles_member_without_trades() {
         let (mut meters, bounds) = (Meters::default(), bounds(u64::MAX, 10));
-        meters.at(START_NS);
+        meters.set_time(START_NS);
         let send = |meters: &mut Meters, count| {
             let message = |_| meters.message(MEMBER, || &bounds, Some(START_NS));
             (0..count).filter_map(message).collect::<Vec<_>>()
@@ -331,7 +331,7 @@ mod tests {
         send(&mut meters, 20);
         assert!(meters.refuses(MEMBER, true, START_NS).is_some());
         let tomorrow_ns = START_NS + 24 * 60 * MINUTE_NS;
-        meters.at(tomorrow_ns);
+        meters.set_time(tomorrow_ns);
         assert_eq!(meters.refuses(MEMBER, true, tomorrow_ns), None);
         assert_eq!(meters.message(MEMBER, || &bounds, Some(tomorrow_ns)), None);
         assert_eq!(meters.rows[MEMBER.index()].messages, 1);

@@ -58,7 +58,7 @@ const FEW_EVENTS: usize = 1_024;
 /// Commands in flight at once; with more, requests wait in the queue.
 const IN_FLIGHT_MAX: usize = 8_192;
 /// Checks for requests between two iterations of an idle thread that spins.
-const LOOKS: usize = 64;
+const SPIN_CHECKS: usize = 64;
 /// Maximum wait for a full ring, with reports drained meanwhile, before the request is `BUSY`.
 ///
 /// It is longer than a scheduler's slice, so that an engine that loses its core for a moment costs
@@ -66,7 +66,7 @@ const LOOKS: usize = 64;
 /// again, so that requests of other engines do not wait.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// Longest sleep while a front lags: its reads of reports do not wake this thread.
-const PARK_BEHIND: Duration = Duration::from_millis(1);
+const PARK_WHILE_SPILLED: Duration = Duration::from_millis(1);
 /// Route of a session that no front has.
 const NO_PORT: u16 = u16::MAX;
 
@@ -90,7 +90,7 @@ pub(crate) struct Hot {
     renaming: (Sequence, UserIx),
     /// First command in flight when a change of a trading hold last timed out; see
     /// [`Hot::await_in_flight`].
-    given_up: Sequence,
+    timed_out: Sequence,
     engine_pool: EnginePool,
     in_flight: InFlights,
     /// The last command in flight is not in admission's state yet. It is applied when it completes,
@@ -150,7 +150,7 @@ impl Hot {
             busy: Vec::new(),
             expiries: Expiries::default(),
             renaming: (Sequence::ZERO, UserIx::NONE),
-            given_up: Sequence::ZERO,
+            timed_out: Sequence::ZERO,
             in_flight: InFlights::new(IN_FLIGHT_MAX, nothing(), events_max),
             is_last_unapplied: false,
             is_clock_suspect: false,
@@ -245,7 +245,7 @@ impl Hot {
         if self.polled.is_some() {
             return;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..SPIN_CHECKS {
             if self.rings.iter().any(HotRingPort::has_request) || !self.gate.queue.is_empty() {
                 return;
             }
@@ -361,7 +361,7 @@ impl Hot {
     fn park(&mut self) {
         self.tally.parks += 1;
         self.publish();
-        self.look_at_backlog();
+        self.check_backlog();
         self.drop_closed_rings();
         let mut sleep = match self.next_ns() {
             // After a journal failure no timer command is issued.
@@ -371,7 +371,7 @@ impl Hot {
             _ => PARK,
         };
         if self.rings.iter().any(HotRingPort::has_spill) {
-            sleep = sleep.min(PARK_BEHIND);
+            sleep = sleep.min(PARK_WHILE_SPILLED);
         }
         let (gate, rings, polled) = (&self.gate, &self.rings, self.polled.as_deref());
         if let Some(polled) = polled {
@@ -405,7 +405,7 @@ impl Hot {
 
     /// Serves the timers, the rings and the queue once; true when it did work.
     fn run_round(&mut self) -> bool {
-        let mut did_work = self.pump() | self.look_at_clock() | self.submit_due_timers();
+        let mut did_work = self.pump() | self.check_clock() | self.submit_due_timers();
         if !self.disconnected.is_empty() {
             did_work |= self.close_disconnected();
         }
@@ -424,10 +424,10 @@ impl Hot {
             match job {
                 Job::Request(request, reply) => {
                     let now_ns = self.config.clock.now_ns();
-                    self.look_at_backlog();
+                    self.check_backlog();
                     self.serve(Source::Given(&request), now_ns, ReplyTo::Reply(reply));
                 }
-                Job::Inspect(read) => self.show(read),
+                Job::Inspect(read) => self.inspect(read),
                 Job::Attach(ring) => {
                     self.drop_closed_rings();
                     self.rings.push(*ring);
@@ -446,7 +446,7 @@ impl Hot {
         }
         let now_ns = self.config.clock.now_ns();
         // Once for all requests: it reads atomics that other threads write.
-        self.look_at_backlog();
+        self.check_backlog();
         let mut did_work = false;
         while self.in_flight.room() > 0
             && let Some(at) = self.rings[port].next()
@@ -463,17 +463,17 @@ impl Hot {
     fn serve(&mut self, request: Source, now_ns: u64, reply_to: ReplyTo) {
         match self.admit(request, now_ns) {
             Ok(()) => self.launch(reply_to),
-            Err(no) => {
+            Err(error) => {
                 self.tally.not_submitted += 1;
-                self.tally.busy += u64::from(no == SubmitError::Busy);
+                self.tally.busy += u64::from(error == SubmitError::Busy);
                 match reply_to {
                     ReplyTo::Reply(reply) => {
                         self.publish_sequence();
-                        reply.send(Err(no));
+                        reply.send(Err(error));
                     }
                     ReplyTo::Ring { port, .. } => {
                         if let Source::Ring { at, .. } = request {
-                            self.rings[port].refuse(at, no);
+                            self.rings[port].refuse(at, error);
                         }
                     }
                 }
@@ -595,7 +595,7 @@ impl Hot {
         }
     }
 
-    fn look_at_backlog(&mut self) {
+    fn check_backlog(&mut self) {
         if self.intake.update(&self.backlog, self.core.sequence()) {
             let stage = self.intake.stage();
             self.gate.stage.store(stage.code(), Ordering::Relaxed);

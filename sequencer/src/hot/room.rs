@@ -39,10 +39,10 @@ impl Hot {
         while !self.has_room(route, is_order) {
             self.pump_or_yield();
             let is_over = since.elapsed() > ROOM_WAIT;
-            let is_at_end = is_over || self.is_given_up(route, is_order);
+            let is_at_end = is_over || self.has_timed_out(route, is_order);
             if is_at_end && !self.has_room(route, is_order) {
                 if is_over {
-                    self.give_up(route, is_order);
+                    self.mark_timed_out(route, is_order);
                 }
                 return Err(SubmitError::Busy);
             }
@@ -51,18 +51,18 @@ impl Hot {
     }
 
     /// True while a wait for an engine without room has timed out.
-    fn is_given_up(&self, route: Route, is_order: bool) -> bool {
-        let is_given_up =
-            |engine_ring: &EngineRing| engine_ring.is_given_up && !engine_ring.has_room(is_order);
+    fn has_timed_out(&self, route: Route, is_order: bool) -> bool {
+        let has_timed_out =
+            |engine_ring: &EngineRing| engine_ring.has_timed_out && !engine_ring.has_room(is_order);
         match route {
             Route::Admission => false,
-            Route::Instrument(ix) => self.engine_rings.get(ix.index()).is_some_and(is_given_up),
-            Route::AllInstruments => self.engine_rings.iter().any(is_given_up),
-            Route::Listed => self.listed_rings().any(is_given_up),
+            Route::Instrument(ix) => self.engine_rings.get(ix.index()).is_some_and(has_timed_out),
+            Route::AllInstruments => self.engine_rings.iter().any(has_timed_out),
+            Route::Listed => self.listed_rings().any(has_timed_out),
         }
     }
 
-    fn give_up(&mut self, route: Route, is_order: bool) {
+    fn mark_timed_out(&mut self, route: Route, is_order: bool) {
         let is_named = |at: usize| match route {
             Route::Admission => false,
             Route::Instrument(ix) => at == ix.index(),
@@ -76,7 +76,7 @@ impl Hot {
             }
         };
         for (at, engine_ring) in self.engine_rings.iter_mut().enumerate() {
-            engine_ring.is_given_up |= is_named(at) && !engine_ring.has_room(is_order);
+            engine_ring.has_timed_out |= is_named(at) && !engine_ring.has_room(is_order);
         }
     }
 }

@@ -70,11 +70,11 @@ impl Hot {
         let since = Instant::now();
         while !self.in_flight.is_empty() {
             let first = self.in_flight.first();
-            if first == self.given_up {
+            if first == self.timed_out {
                 return Err(SubmitError::Busy);
             }
             if since.elapsed() > ROOM_WAIT {
-                self.given_up = first;
+                self.timed_out = first;
                 return Err(SubmitError::Busy);
             }
             self.pump_or_yield();
