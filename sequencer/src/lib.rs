@@ -5,7 +5,7 @@
 //! - [`port`], [`ring_port`]: non-blocking submission of requests, over a queue from any thread or
 //!   over rings for a front that polls.
 //! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `in_flight`:
-//!   commands in flight. `timers`: timers of sessions. `expiries`: next expiry command of each book.
+//!   commands in flight. `timers`: timers of sessions. `expiries`: the next expiry of each book.
 //! - [`inline_node`]: single-threaded driver that the caller polls.
 //! - `sink`: sink for complete records: the journal, or none. `codec`, `varint`: their encoding.
 //! - `engine_ring`, `engine_pool`: the rings of each engine, and the threads that poll it: one for
