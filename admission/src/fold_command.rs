@@ -190,8 +190,9 @@ impl Admission {
         }
     }
 
-    /// Clears the key and keeps the row, with its group. Its index is not reused, because the
-    /// journal has the old session's messages under that index.
+    /// Clears the key and keeps the row. Its index is not reused, because the journal has the old
+    /// session's messages under that index. Its group is free for others, although the row names
+    /// it.
     fn forget_session(&mut self, session: SessionIx) {
         let row = &mut self.tables.sessions[session.index()];
         assert!(
@@ -199,7 +200,9 @@ impl Admission {
             "a forgotten session has nothing to report"
         );
         let (key, user) = (core::mem::replace(&mut row.key, Id128::NONE), row.user);
+        let group = row.stp_group;
         self.sessions.remove(&key);
+        self.release_group(group);
         self.order_lists.forget_session(user, session);
         self.tables.users[user.index()].sessions -= 1;
     }

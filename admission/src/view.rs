@@ -293,11 +293,12 @@ impl Admission {
         for (at, row) in image.sessions.iter().enumerate() {
             let session = SessionIx(at as u32);
             room.order_lists.add_session(row.user);
-            match row.key.is_none() {
-                true => room.order_lists.forget_session(row.user, session),
-                false => drop(room.sessions.insert(row.key, session)),
+            if row.key.is_none() {
+                room.order_lists.forget_session(row.user, session);
+            } else {
+                room.sessions.insert(row.key, session);
+                room.note_group(row.stp_group, row.user);
             }
-            room.note_group(row.stp_group, row.user);
             room.awaiting.add_session();
             if row.unsettled.any() {
                 room.awaiting.insert(SessionIx(at as u32));
@@ -451,7 +452,8 @@ impl Admission {
 
     /// Checks that the groups in use are those of sessions and open orders.
     fn check_groups(&self) {
-        let of_sessions = self.tables.sessions.iter().map(|row| row.stp_group);
+        let remembered = self.tables.sessions.iter().filter(|row| !row.key.is_none());
+        let of_sessions = remembered.map(|row| row.stp_group);
         let of_orders = self.orders().map(|order| order.stp_group);
         let mut counts = BTreeMap::<StpGroup, u64>::new();
         for group in of_sessions.chain(of_orders) {

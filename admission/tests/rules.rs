@@ -1214,6 +1214,21 @@ fn r345_a_chosen_group_is_free_once_no_session_and_no_open_order_has_it() {
         .unwrap();
     market.execute(login(BOB, 71, 100)).unwrap();
     refused_live_and_restored(&mut market, login(ALICE, 70, 100));
+    // A forgotten session has no group.
+    let session = market.room.session_ix(Id128::from_u128(71)).unwrap();
+    let close = Request::CloseSession {
+        session,
+        epoch: None,
+        keep_orders: true,
+    };
+    market.execute(close).unwrap();
+    let epoch = market.room.session(session).unwrap().epoch;
+    market
+        .execute(Request::ForgetSession { session, epoch })
+        .unwrap();
+    let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    assert_eq!(restored.state_hash(), market.room.state_hash());
+    market.execute(login(ALICE, 70, 100)).unwrap();
 }
 
 #[test]

@@ -215,7 +215,7 @@ impl Ladder {
         }
         self.place_at(range);
         if let Some(source) = &self.source {
-            source.give_back(old);
+            source.free(old);
         }
     }
 

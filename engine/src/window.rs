@@ -23,20 +23,27 @@ pub struct Window {
 }
 
 impl Window {
-    /// A window of this many ticks. Its middle, where the market will be, is touched: as much as
-    /// an initial window has. The rest costs only address space until orders rest there.
+    /// A window of this many ticks. It costs only address space until orders rest there.
     pub fn new(ticks: u32) -> Self {
-        let count = ticks as usize;
-        let mut levels = Mapped::new(count);
-        let mut bits = Bits::new(count);
+        Self {
+            levels: Mapped::new(ticks as usize),
+            bits: Bits::new(ticks as usize),
+        }
+    }
+
+    /// Touches the middle, where the market will be: as many levels as a first window has. More
+    /// would let a member make much memory resident by an order in each book.
+    #[must_use]
+    pub fn with_middle_touched(mut self) -> Self {
+        let count = self.levels.len();
         let first = count.saturating_sub(LEVELS_FIRST) / 2;
-        let middle = levels.iter_mut().skip(first).take(LEVELS_FIRST);
+        let middle = self.levels.iter_mut().skip(first).take(LEVELS_FIRST);
         for level in middle.step_by(LEVELS_PER_PAGE) {
             *level = black_box(Level::EMPTY.words());
         }
-        bits.set(count / 2);
-        black_box(&mut bits).clear(count / 2);
-        Self { levels, bits }
+        self.bits.set(count / 2);
+        black_box(&mut self.bits).clear(count / 2);
+        self
     }
 
     /// Width in ticks.
@@ -72,8 +79,8 @@ pub trait WindowSource: fmt::Debug + Send + Sync {
     /// asks again when the next order rests outside its window.
     fn take(&self, ticks: u32) -> Option<Window>;
 
-    /// Takes a window that a book has replaced, to free it.
-    fn give_back(&self, window: Window);
+    /// Frees a window that a book has replaced.
+    fn free(&self, window: Window);
 }
 
 /// Widths, in ticks, that a window grows to, up to the maximum of its book.
@@ -105,7 +112,7 @@ mod tests {
     #[test]
     fn a_new_window_is_empty() {
         for ticks in [1, 64, 1 << 12, 100_000] {
-            let window = Window::new(ticks);
+            let window = Window::new(ticks).with_middle_touched();
             assert_eq!(window.ticks(), ticks);
             assert!(window.bits.is_empty() && window.bits.iter().next().is_none());
             assert!(window.levels.iter().all(|level| *level == [0; 2]));

@@ -25,7 +25,7 @@ impl WindowSource for Late {
         ready.inspect(|window| assert_eq!(window.ticks(), ticks))
     }
 
-    fn give_back(&self, _: Window) {
+    fn free(&self, _: Window) {
         self.returned.fetch_add(1, Ordering::Relaxed);
     }
 }

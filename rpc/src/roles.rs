@@ -207,7 +207,8 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListTrades", EVERYONE),
             ("GetOrderBook", EVERYONE),
             ("OpenTradingHold", TRADE),
-            ("AdjustTradingHold", TRADE),
+            // The CFA service takes what a redemption lacks (`design.md` 4).
+            ("AdjustTradingHold", &[Trader, Investor, Service]),
             ("CloseTradingHold", TRADE),
             ("ListTradingHolds", EVERYONE),
             ("GetPosition", EVERYONE),
@@ -615,12 +616,13 @@ mod tests {
             "PlaceOrder",
             "AmendOrder",
             "OpenTradingHold",
-            "AdjustTradingHold",
             "CloseTradingHold",
         ] {
             let allowed = BY_PATH[&format!("/dfa.market.v1.MarketService/{call}")];
             assert_eq!(allowed, trading, "{call}");
         }
+        let adjust = BY_PATH["/dfa.market.v1.MarketService/AdjustTradingHold"];
+        assert_eq!(adjust, Roles::of(&[Trader, Investor, Service]));
         for call in ["CancelOrder", "MassCancel"] {
             let allowed = BY_PATH[&format!("/dfa.market.v1.MarketService/{call}")];
             let own = allowed.intersection(Roles::of(&Role::OWN));

@@ -396,7 +396,7 @@ mod tests {
             Some(Window::new(ticks))
         }
 
-        fn give_back(&self, _: Window) {}
+        fn free(&self, _: Window) {}
     }
 
     #[test]

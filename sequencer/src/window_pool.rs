@@ -36,7 +36,7 @@ impl WindowPool {
 fn prepare(ticks: u32, to_free: Receiver<Window>) -> Receiver<Window> {
     let (ready, windows) = bounded(1);
     let run = move || {
-        while ready.send(Window::new(ticks)).is_ok() {
+        while ready.send(Window::new(ticks).with_middle_touched()).is_ok() {
             to_free.try_iter().for_each(drop);
         }
     };
@@ -51,8 +51,8 @@ impl WindowSource for WindowPool {
         found.and_then(|(_, windows)| windows.try_recv().ok())
     }
 
-    fn give_back(&self, window: Window) {
-        // Dropped here when the threads are behind.
+    fn free(&self, window: Window) {
+        // Freed here when the queue is full.
         let _ = self.replaced.try_send(window);
     }
 }
@@ -73,7 +73,7 @@ mod tests {
                     }
                 };
                 assert_eq!(window.ticks(), ticks);
-                pool.give_back(window);
+                pool.free(window);
             }
         }
         assert!(pool.take(1 << 12).is_none(), "no step has this width");

@@ -603,8 +603,17 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
     };
     let cancelled = done(&desk.port, Request::Cancel(cancel)).await;
     assert!(matches!(cancelled.events[0].event, Event::Cancelled(_)));
-    let of_all = mass_cancel(&desk, 0, SessionIx::NONE, 0);
-    let cancelled = done(&desk.port, of_all).await;
+    let of_instrument = |of| match mass_cancel(&desk, 0, SessionIx::NONE, 0) {
+        Request::MassCancel(all) => Request::MassCancel(MassCancelRequest {
+            instrument: desk.instruments[0],
+            side: Some(of),
+            ..all
+        }),
+        other => other,
+    };
+    let of_no_order = desk.port.call(of_instrument(Side::Sell)).await;
+    assert_eq!(of_no_order, Err(SubmitError::Busy));
+    let cancelled = done(&desk.port, of_instrument(Side::Buy)).await;
     assert!(cancelled.events.len() > 1);
     assert!(cancelled.command.sequence > commit.position());
     shortage(&storage, false);

@@ -2,7 +2,7 @@
 //! Each asserts the answer of today and that nothing has moved.
 
 use serde_json::{Value, json};
-use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, staff, text};
+use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, number, staff, text};
 use tests::shared::{platform, run};
 use tests::world::{User, amount, rub};
 use tests::{Platform, Refusal};
@@ -249,6 +249,31 @@ fn nothing_is_minted_or_refunded_for_an_invented_or_unpaid_payment() {
         let operations = platform.all(AUDITOR, "cfa.ListOperations", "operations", request);
         assert_eq!(operations.await.len(), 1);
         assert_eq!(transfers_to(platform, &user).await, 0);
+    });
+}
+
+/// `design.md` 4: a redemption takes what is not available out of undrawn money. The market admits
+/// the call of the CFA service for it.
+// rows: R070
+#[test]
+fn r070_a_redemption_uses_undrawn_trading_money() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.rich("100.00").await;
+        platform.trading_hold(&user, "CFA-RUB", "80.00").await;
+        let payout = uuid::Uuid::now_v7().to_string();
+        let request = json!({ "userId": user.id, "payoutId": payout, "amount": rub("50.00") });
+        let token = user.token();
+        let redeemed = platform.ok(&token, "cfa.RedeemCfaRub", request).await;
+        let operation = text(&redeemed, "/operation/operationId");
+        platform.cfa_operation_is(&operation, "FINALIZED").await;
+        platform.balance_is(&user.cash(), "50.00").await;
+        let request = json!({ "userId": user.id });
+        let holds = platform
+            .ok(&token, "market.ListTradingHolds", request)
+            .await;
+        let undrawn = number(&holds["tradingHolds"][0]["undrawn"]);
+        assert_eq!(undrawn, number(&json!("50.00")), "80.00 less 30.00");
     });
 }
 

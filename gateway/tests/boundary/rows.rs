@@ -393,7 +393,7 @@ async fn r333_each_call_of_the_market_admits_its_roles_alone() {
             mass_cancel(MassCancelRequest): CANCEL,
             set_kill_switch(SetKillSwitchRequest): CANCEL,
             open_trading_hold(OpenTradingHoldRequest): TRADE,
-            adjust_trading_hold(AdjustTradingHoldRequest): TRADE,
+            adjust_trading_hold(AdjustTradingHoldRequest): "investor trader service",
             close_trading_hold(CloseTradingHoldRequest): TRADE,
             set_trading_phase(SetTradingPhaseRequest): SUPERVISE,
             confirm_clock(ConfirmClockRequest): SUPERVISE,

@@ -3,7 +3,7 @@
 //! Other members' requests run between two slices.
 
 use admission::{Request, SliceBound};
-use types::command::{CancelSlice, Listed};
+use types::command::{CancelSlice, Listed, SweepPosition};
 use types::{Command, Envelope, EventEnvelope, Sequence, UserIx};
 
 use super::{Hot, Source};
@@ -43,12 +43,14 @@ impl Hot {
     ///
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
-    /// `BUSY`: too many mass cancels of the user, or of all members, are in progress.
+    /// `BUSY`: too many mass cancels of the user, or of all members, are in progress, or with
+    /// `is_useful_only` this one ends no order.
     #[cold]
     pub(super) fn list(
         &mut self,
         filtered: Option<UserIx>,
         now_ns: u64,
+        is_useful_only: bool,
     ) -> Result<(UserIx, u64), SubmitError> {
         let refused = filtered.and_then(|user| self.scan_limiter.refuses(user, now_ns));
         if let Some(reject) = refused {
@@ -71,6 +73,11 @@ impl Hot {
             _ => return Err(SubmitError::Busy),
         };
         let left = admission.slice(command, bound, &mut self.listed);
+        let ends_later =
+            matches!(command, Command::MassCancel(c) if c.through != SweepPosition::END);
+        if is_useful_only && self.listed.is_empty() && !ends_later {
+            return Err(SubmitError::Busy);
+        }
         Ok((user, left))
     }
 

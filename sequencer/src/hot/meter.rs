@@ -194,7 +194,7 @@ impl Hot {
             is_order,
             is_fok,
         } = *outline;
-        if is_fok && let Some(reject) = self.scan_limiter.refuses(member, now_ns) {
+        if is_fok && let Some(reject) = self.scan_limiter.refuses_fok(member, now_ns) {
             return Some(reject);
         }
         self.meters.refuses(member, is_order, now_ns)

@@ -311,11 +311,11 @@ impl Hot {
         let reduced = match self.request(source) {
             Request::New(_) | Request::CancelAllAfter(_) => None,
             Request::Amend(amend) => self.core.admission().reduced_by(amend),
-            Request::Cancel(CancelRequest { user, .. })
-            | Request::MassCancel(MassCancelRequest { user, .. })
-                if !user.is_none() =>
-            {
+            Request::Cancel(CancelRequest { user, .. }) if !user.is_none() => {
                 return Ok(JournalRoom::Reductions);
+            }
+            Request::MassCancel(MassCancelRequest { user, .. }) if !user.is_none() => {
+                return Ok(JournalRoom::Sweeps);
             }
             _ => return Ok(JournalRoom::Any),
         };
@@ -546,7 +546,11 @@ impl Hot {
             let dispatch = Dispatch::of(&place.command);
             let route = dispatch.route;
             let inspected = match route {
-                Route::Listed => self.list(filtered_mass_cancel(request), clock_ns)?,
+                Route::Listed => {
+                    let filtered = filtered_mass_cancel(request);
+                    let is_useful_only = matches!(room, JournalRoom::Sweeps);
+                    self.list(filtered, clock_ns, is_useful_only)?
+                }
                 _ => (UserIx::NONE, 0),
             };
             if self.is_fused || self.has_room(route, outline.is_order) {
@@ -626,6 +630,8 @@ enum JournalRoom {
     Reduced(Handle),
     /// Those that [`admission::Admission::admit_reduction`] admits.
     Reductions,
+    /// Mass cancels that end orders.
+    Sweeps,
 }
 
 impl JournalRoom {

@@ -36,18 +36,19 @@ struct Row {
 }
 
 impl ScanLimiter {
-    /// Nanoseconds until the user may scan again; 0 = now. An upper bound while orders are in
-    /// flight, which may report less than they could have inspected.
+    /// Nanoseconds until the user may scan again; 0 = now.
     fn wait_ns(&self, user: UserIx, now_ns: u64) -> u64 {
-        let Some(row) = self.rows.get(user.index()) else {
-            return 0;
-        };
-        let ahead_ns = match row.even_ns.saturating_sub(now_ns) {
+        self.ahead_ns(user, now_ns).saturating_sub(SECOND_NS)
+    }
+
+    /// Nanoseconds by which the user's scans are ahead of the constant rate.
+    fn ahead_ns(&self, user: UserIx, now_ns: u64) -> u64 {
+        let row = self.rows.get(user.index());
+        match row.map_or(0, |row| row.even_ns.saturating_sub(now_ns)) {
             // A charge gets no further ahead than this: the clock was set back.
             ahead_ns if ahead_ns > 2 * SECOND_NS => 0,
             ahead_ns => ahead_ns,
-        };
-        (ahead_ns + row.in_flight * ORDER_NS).saturating_sub(SECOND_NS)
+        }
     }
 
     /// Why the user may not scan now, if so: `THROTTLE` with the wait in microseconds.
@@ -55,6 +56,16 @@ impl ScanLimiter {
         let wait_us = self.wait_ns(user, now_ns).div_ceil(1_000);
         let (reason, details) = (RejectReason::Throttle, RejectDetails::Max(wait_us));
         (wait_us > 0).then_some(Reject { reason, details })
+    }
+
+    /// Why the user may enter no fill-or-kill order now, if so. `BUSY`: those in flight may inspect
+    /// as much as is allowed, and it is not known yet how much they do.
+    pub fn refuses_fok(&self, user: UserIx, now_ns: u64) -> Option<Reject> {
+        let throttled = self.refuses(user, now_ns);
+        let in_flight = self.rows.get(user.index()).map_or(0, |row| row.in_flight);
+        let may_be_over =
+            in_flight > 0 && self.ahead_ns(user, now_ns) + in_flight * ORDER_NS > SECOND_NS;
+        throttled.or_else(|| may_be_over.then(|| RejectReason::Busy.into()))
     }
 
     /// Charges the user for orders that were inspected and left.
@@ -141,16 +152,20 @@ mod tests {
     fn what_orders_in_flight_can_inspect_counts_until_they_report() {
         let (mut limiter, start) = (ScanLimiter::default(), 5 * SECOND_NS);
         let user = UserIx(3);
+        let is_busy = |limiter: &ScanLimiter, user| {
+            let refusal = limiter.refuses_fok(user, start);
+            refusal.is_some_and(|reject| reject.reason == RejectReason::Busy)
+        };
         limiter.reserve(user, 1_000_000);
-        assert_eq!(limiter.wait_ns(user, start), 0);
+        assert!(!is_busy(&limiter, user));
         limiter.reserve(user, 20_000);
-        assert_eq!(limiter.wait_ns(user, start), 20_000_000);
-        assert_eq!(limiter.wait_ns(user, start + SECOND_NS), 20_000_000);
-        assert_eq!(limiter.wait_ns(UserIx(4), start), 0);
+        assert!(is_busy(&limiter, user));
+        assert!(limiter.refuses(user, start).is_none(), "cancels go on");
+        assert!(limiter.refuses_fok(UserIx(4), start).is_none());
         limiter.release(user, 20_000);
         limiter.charge(user, start, 30_000);
-        assert_eq!(limiter.wait_ns(user, start), 30_000_000);
+        assert!(is_busy(&limiter, user));
         limiter.release(user, 1_000_000);
-        assert_eq!(limiter.wait_ns(user, start), 0);
+        assert!(limiter.refuses_fok(user, start).is_none());
     }
 }

@@ -11,6 +11,9 @@ use super::{Hot, TURN_REQUESTS};
 use crate::port::SubmitError;
 use crate::timers::Timer;
 
+/// Time until an expiry that found no room is tried again.
+const RETRY_NS: u64 = 1_000_000;
+
 impl Hot {
     /// Closes all open sessions, since none is connected, and restarts the grace periods of closed
     /// ones. Called at the start.
@@ -105,13 +108,19 @@ impl Hot {
     /// ends expired orders itself before it matches.
     fn expire_due(&mut self, now_ns: u64) -> bool {
         let mut submitted = 0;
-        while submitted < TURN_REQUESTS
-            && let Some((book, due_ns)) = self.expiries.next_book()
-            && due_ns <= now_ns
-        {
-            let request = Request::ExpireOrders(InstrumentIx(book as u32));
-            if self.own_request(&request).is_err() {
+        for _ in 0..TURN_REQUESTS {
+            let Some((book, _)) = self.expiries.next_book().filter(|due| due.1 <= now_ns) else {
                 break;
+            };
+            let request = Request::ExpireOrders(InstrumentIx(book as u32));
+            match self.own_request(&request) {
+                Ok(()) => {}
+                // Tried again later, so that the books after it do not wait for its engine.
+                Err(SubmitError::Busy) => {
+                    self.expiries.set(book, now_ns + RETRY_NS);
+                    continue;
+                }
+                Err(_) => break,
             }
             if let Some(engine_ring) = self.engine_rings.get_mut(book) {
                 engine_ring.expire(self.core.sequence());
