@@ -267,7 +267,8 @@ fn r070_a_redemption_uses_undrawn_trading_money() {
         let redeemed = platform.ok(&token, "cfa.RedeemCfaRub", request).await;
         let operation = text(&redeemed, "/operation/operationId");
         platform.cfa_operation_is(&operation, "FINALIZED").await;
-        platform.balance_is(&user.cash(), "50.00").await;
+        let balance = platform.balance(&user.cash()).await;
+        assert_eq!(balance, number(&json!("50.00")));
         let request = json!({ "userId": user.id });
         let holds = platform
             .ok(&token, "market.ListTradingHolds", request)
