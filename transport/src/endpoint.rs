@@ -61,6 +61,10 @@ pub trait Driver<T> {
         half_open: usize,
     ) -> Incoming<T>;
 
+    /// A connection for which [`Driver::incoming`] returned [`Incoming::Accept`] could not be
+    /// accepted, for example because its handshake is invalid. No further call concerns it.
+    fn not_accepted(&mut self, _user: T) {}
+
     /// A peer's connection was accepted. Its handshake is not complete, and it has no stream yet.
     fn accepted(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
@@ -475,6 +479,7 @@ impl<T> Parts<'_, T> {
             Incoming::Accept(user) => match self.proto.accept(incoming, now, self.scratch, None) {
                 Ok((handle, quic)) => self.accepted.push((handle, quic, user)),
                 Err(error) => {
+                    driver.not_accepted(user);
                     if let Some(transmit) = error.response {
                         self.respond(transmit);
                     }

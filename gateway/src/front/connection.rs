@@ -275,6 +275,10 @@ impl Driver<Conn> for State {
         })
     }
 
+    fn not_accepted(&mut self, user: Conn) {
+        self.return_place(user.address);
+    }
+
     fn accepted(&mut self, _: Instant, link: &mut Link<Conn>) {
         // A client that opens no stream has the same time to log in. Heartbeats need a stream.
         let login_by = link.user.login_by;
@@ -326,8 +330,7 @@ impl Driver<Conn> for State {
 
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
         self.count_packets(link);
-        self.connections -= 1;
-        self.sources.remove(link.user.address);
+        self.return_place(link.user.address);
         self.detach_sessions(link);
         // A turn closes the session of a delayed login.
         self.resuming.retry();
@@ -374,6 +377,12 @@ impl State {
             bytes: at,
             is_paused: at < bytes.len(),
         }
+    }
+
+    /// Returns the place of a connection, in total and of its address.
+    fn return_place(&mut self, address: IpAddr) {
+        self.connections -= 1;
+        self.sources.remove(address);
     }
 
     /// Detaches the sessions of a connection that is lost.

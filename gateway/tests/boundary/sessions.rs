@@ -863,6 +863,11 @@ impl Raw {
 
     /// Client configuration that trusts the world's gateway.
     fn config(world: &World) -> quinn::ClientConfig {
+        Self::config_of(world, wire::ALPN)
+    }
+
+    /// As [`Raw::config`], for the protocol of this name.
+    fn config_of(world: &World, alpn: &[u8]) -> quinn::ClientConfig {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
         let mut roots = rustls::RootCertStore::empty();
@@ -872,7 +877,7 @@ impl Raw {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        tls.alpn_protocols = vec![wire::ALPN.to_vec()];
+        tls.alpn_protocols = vec![alpn.to_vec()];
         let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
         quinn::ClientConfig::new(std::sync::Arc::new(crypto))
     }
@@ -2148,6 +2153,33 @@ async fn connections_are_limited_per_address_and_in_total() {
         .await;
         world.stop().await;
     }
+}
+
+/// A connection whose first packet fails the handshake, here for its protocol, takes no place, in
+/// total and of its address.
+#[tokio::test]
+async fn connections_whose_handshake_fails_take_no_place() {
+    const PLACES: u32 = 3;
+    /// The TLS alert `no_application_protocol`.
+    const NO_APPLICATION_PROTOCOL: u8 = 120;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.connections_per_address_max = PLACES;
+    settings.gateway.connections_max = PLACES;
+    let world = members(folder.path(), settings).await;
+    let address = world.gateway.trading_address();
+    for attempt in 0..=PLACES {
+        let connecting = Raw::to(address, Raw::config_of(&world, b"other"));
+        let failed = in_time("the handshake fails", connecting).await.err();
+        let Some(quinn::ConnectionError::ConnectionClosed(close)) = &failed else {
+            panic!("{attempt}: {failed:?}");
+        };
+        let code = quinn::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL);
+        assert_eq!(close.error_code, code, "{attempt}");
+    }
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, raw_login("ann", "a", 0)).await;
+    world.stop().await;
 }
 
 /// `design.md` 7: above the limit, handshakes from spoofed addresses create no state.
