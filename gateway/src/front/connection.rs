@@ -302,18 +302,11 @@ impl Driver<Conn> for State {
         end_connection(link, now, DisconnectCode::StreamFinished);
     }
 
-    fn timeout(&mut self, now: Instant, link: &mut Link<Conn>) {
-        if link.user.login_by.is_some_and(|by| by <= now) {
-            return end_connection(link, now, DisconnectCode::LoginExpected);
+    fn timeout(&mut self, now: Instant, link: &mut Link<Conn>, has_backlog: bool) {
+        // The datagrams that are left may contain the client's login, heartbeat or flow control.
+        if !has_backlog && self.end_late(now, link) {
+            return;
         }
-        if link.user.last_received + link.user.heartbeat <= now {
-            // The grace period of cancel on disconnect begins now, not when the transport has
-            // closed.
-            self.detach_sessions(link);
-            return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
-        }
-        check_slow(self, now, link);
-        check_unread(self, now, link);
         if link.user.last_sent + link.user.heartbeat / 2 <= now {
             let time_ns = self.now_ns;
             send(
@@ -377,6 +370,25 @@ impl State {
             bytes: at,
             is_paused: at < bytes.len(),
         }
+    }
+
+    /// Ends the connection of a client that has not logged in, that is silent, or that reads too
+    /// slowly. True if it did.
+    fn end_late(&mut self, now: Instant, link: &mut Link<Conn>) -> bool {
+        if link.user.login_by.is_some_and(|by| by <= now) {
+            end_connection(link, now, DisconnectCode::LoginExpected);
+            return true;
+        }
+        if link.user.last_received + link.user.heartbeat <= now {
+            // The grace period of cancel on disconnect begins now, not when the transport has
+            // closed.
+            self.detach_sessions(link);
+            end_connection(link, now, DisconnectCode::HeartbeatTimeout);
+            return true;
+        }
+        check_slow(self, now, link);
+        check_unread(self, now, link);
+        !link.is_open()
     }
 
     /// Returns the place of a connection, in total and of its address.
