@@ -28,9 +28,6 @@ const MESSAGES_MAX: usize = 32;
 const SLOW_BYTES: usize = 1 << 20;
 const SLOW_BYTES_MAX: usize = 16 << 20;
 const SLOW_FOR: Duration = Duration::from_secs(1);
-/// How long a client may read nothing while messages that it has asked for wait. They do not count
-/// as unsent above, but they hold memory and the user's look-ups.
-pub const UNREAD_FOR: Duration = Duration::from_secs(5);
 /// Half-open connections above which a peer must prove that it owns its address.
 const HALF_OPEN_MAX: usize = 64;
 
@@ -72,6 +69,9 @@ pub struct Conn {
     messages_left: usize,
     /// Bytes of the stream through the last message that the client has asked for.
     pulled_through: u64,
+    /// How long the client may read nothing while some of these bytes wait. They do not count as
+    /// unsent in the slow-consumer check, but they hold memory and the user's look-ups.
+    unread_timeout: Duration,
     /// Set while some of these bytes wait: when the client last read, or when they were appended.
     unread_since: Option<Instant>,
 }
@@ -100,7 +100,7 @@ impl Conn {
         let silent = self.last_received + self.heartbeat;
         let quiet = self.last_sent + self.heartbeat / 2;
         let slow = self.slow_since.map(|since| since + SLOW_FOR);
-        let unread = self.unread_since.map(|since| since + UNREAD_FOR);
+        let unread = self.unread_since.map(|since| since + self.unread_timeout);
         let others = [self.login_by, slow, unread].into_iter().flatten();
         others.fold(silent.min(quiet), Instant::min)
     }
@@ -124,7 +124,7 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
 
 /// Appends messages that the client has asked for (resends, lists, the instruments of a login). The
 /// slow-consumer check ignores them (`design.md` 7), and the client has to read something within
-/// [`UNREAD_FOR`].
+/// `unread_timeout`.
 pub fn append_pulled(link: &mut Link<Conn>, now: Instant, append: impl FnOnce(&mut Link<Conn>)) {
     let (before, was_unread) = (link.waiting_bytes(), has_unread_pulled(link));
     append(link);
@@ -196,9 +196,10 @@ pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
 }
 
-/// Closes the connection of a client that has read nothing for [`UNREAD_FOR`] although messages
+/// Closes the connection of a client that has read nothing for `unread_timeout` although messages
 /// that it has asked for wait. Without this such a client would keep them for as long as it sends
-/// heartbeats.
+/// heartbeats. Progress is a byte that QUIC accepts: the client has granted flow control, or
+/// acknowledged some of the bytes that are sent.
 fn check_unread(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     let Some(since) = link.user.unread_since else {
         return;
@@ -209,7 +210,7 @@ fn check_unread(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
     let since = link.written_at().map_or(since, |at| at.max(since));
     link.user.unread_since = Some(since);
-    if now.saturating_duration_since(since) >= UNREAD_FOR {
+    if now.saturating_duration_since(since) >= link.user.unread_timeout {
         close_slow(state, link);
     }
 }
@@ -271,6 +272,7 @@ impl Driver<Conn> for State {
             round: 0,
             messages_left: 0,
             pulled_through: 0,
+            unread_timeout: Duration::from_millis(config.unread_timeout_ms),
             unread_since: None,
         })
     }

@@ -1819,7 +1819,7 @@ async fn many_instruments(folder: &std::path::Path, settings: Settings) -> (Worl
 }
 
 /// Waits until ann has this number of sessions. Sends heartbeats meanwhile. Reads less than the
-/// answer to one login per second: a client that reads nothing for 5 s is disconnected.
+/// answer to one login per second: a client that reads nothing is disconnected after a while.
 async fn until_opened(world: &World, raw: &mut Raw, sessions: u16) {
     let mut read_at = std::time::Instant::now();
     until_true("the sessions are open", async || {
@@ -1895,10 +1895,8 @@ async fn r341_logins_on_one_connection_are_answered_as_fast_as_the_client_reads(
 async fn r345_logins_that_wait_for_a_client_that_does_not_read_cost_no_rounds() {
     const SESSIONS: u16 = 16;
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings {
-        layout: Some(sequencer::Layout::Fused),
-        ..Settings::default()
-    };
+    // On a busy machine the hot thread needs some seconds to park.
+    let settings = Settings::for_unread(15_000);
     let (world, mut raw) = many_instruments(folder.path(), settings).await;
     for channel in 0..SESSIONS {
         let login = raw_login("ann", &format!("s-{channel}"), 0);
