@@ -144,12 +144,15 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
     world.stop().await;
 }
 
-/// Sends orders 1 to `count` at once, and waits until the operating system has their datagrams.
+/// Sends orders 1 to `count` in one write, and waits until the operating system has their
+/// datagrams.
 async fn send_together(raw: &mut Raw, count: u64) {
     let frames = raw.connection.stats().frame_tx.stream;
+    let mut orders = bytes::BytesMut::new();
     for id in 1..=count {
-        raw.send(0, id, order(id)).await;
+        wire::encode(&wire::ClientMessage::from(order(id)), 0, id, &mut orders);
     }
+    raw.send.write_all(&orders).await.unwrap();
     let are_sent = async || raw.connection.stats().frame_tx.stream > frames;
     until_true("the orders are sent", are_sent).await;
 }
