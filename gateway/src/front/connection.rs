@@ -305,6 +305,11 @@ impl Driver<Conn> for State {
     }
 
     fn timeout(&mut self, now: Instant, link: &mut Link<Conn>, has_backlog: bool) {
+        if !link.is_open() {
+            // The transport ends the close. No check applies, so a time of `next_timer` that has
+            // passed would stay the next one, and the front would not park.
+            return;
+        }
         // The datagrams that are left may contain the client's login, heartbeat or flow control.
         if !has_backlog && self.end_late(now, link) {
             return;
