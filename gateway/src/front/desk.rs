@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use admission::NewRequest;
 use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
+use futures::FutureExt;
 use rpc::connections::source_of;
 use sequencer::Parker;
 use service_kit::rate::Rate;
@@ -104,6 +106,49 @@ impl FrontRequest {
     /// True for a request that scans the journal.
     fn is_look_up(&self) -> bool {
         matches!(self, Self::Messages { .. } | Self::Answer { .. })
+    }
+
+    /// The message to the front if a panic prevents the answer.
+    fn failure(&self) -> FrontMessage {
+        match self {
+            Self::Login { to, address, .. } => FrontMessage::Login {
+                to: *to,
+                from: *address,
+                outcome: Err(DisconnectCode::Internal),
+            },
+            Self::Limit { session, .. } => FrontMessage::Limit {
+                session: *session,
+                outcome: Err(RejectReason::NotReady),
+            },
+            Self::Hold {
+                session, wanted, ..
+            } => FrontMessage::Hold {
+                session: *session,
+                answer: hold::refused(wanted, RejectReason::NotReady, 0),
+            },
+            Self::Messages {
+                session,
+                after,
+                retransmit_through,
+                ..
+            } => FrontMessage::Messages {
+                session: *session,
+                after: *after,
+                is_retransmit: retransmit_through.is_some(),
+                outcome: Err(DisconnectCode::Internal),
+            },
+            Self::OpenOrders { session, .. } => FrontMessage::OpenOrders {
+                session: *session,
+                piece: Err(RejectReason::NotReady),
+            },
+            Self::Answer {
+                session, received, ..
+            } => FrontMessage::Answer {
+                session: *session,
+                received: *received,
+                message: None,
+            },
+        }
     }
 }
 
@@ -334,7 +379,7 @@ impl Desk {
         let answer = |request: FrontRequest| {
             let desk = desk.clone();
             async move {
-                let message = desk.answer(request).await;
+                let message = answer_or(request.failure(), desk.answer(request)).await;
                 desk.front.send(message).await;
             }
         };
@@ -403,6 +448,16 @@ impl Desk {
             }
         }
     }
+}
+
+/// The answer to a request, or `failure` if it panics. Without a message the front would keep the
+/// state of the request: the place of a login, or a session's look-up, check or change of a hold.
+async fn answer_or(
+    failure: FrontMessage,
+    answering: impl Future<Output = FrontMessage>,
+) -> FrontMessage {
+    let answered = AssertUnwindSafe(answering).catch_unwind().await;
+    answered.unwrap_or(failure)
 }
 
 #[cfg(test)]
@@ -515,6 +570,21 @@ mod tests {
         shutdown.cancel();
         let ended = tokio::time::timeout(HANG, serving).await;
         ended.expect("in time").expect("joins");
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_answer_panics_is_answered_with_its_failure() {
+        async fn panics() -> FrontMessage {
+            panic!("the test's panic");
+        }
+        let (_, request) = hold(0);
+        let message = answer_or(request.failure(), panics()).await;
+        let FrontMessage::Hold { session, answer } = message else {
+            panic!("the failure of another request");
+        };
+        assert_eq!(session, (0, Sequence(1)));
+        let is = (answer.request_id, answer.outcome);
+        assert_eq!(is, (1, RejectReason::NotReady.code()));
     }
 
     #[test]
