@@ -320,7 +320,7 @@ async fn r341_logins_above_the_rate_do_not_wait_for_identity() {
 }
 
 /// Identity answers questions for the user's profile after the returned latch is closed.
-fn block_profile(world: &World, user_id: &str) -> Arc<Semaphore> {
+pub fn block_profile(world: &World, user_id: &str) -> Arc<Semaphore> {
     let latch = Arc::new(Semaphore::new(0));
     world.identity.with(|state| {
         let latches = &mut state.profile_latches;
