@@ -126,7 +126,7 @@ impl Unsent {
         self.newest
     }
 
-    /// Restarts the turns after a session was added or all were removed.
+    /// Restarts the turns after a session was added or removed: its turn may be among the counted.
     pub fn restart(&mut self) {
         self.turns = Turns::default();
     }
