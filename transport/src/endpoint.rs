@@ -20,7 +20,8 @@ use crate::socket::{Origin, Socket};
 /// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
 /// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
 const DATAGRAMS_MAX: usize = 64;
-/// Receive calls per round: enough for [`DATAGRAMS_MAX`] datagrams without GRO.
+/// Receive calls per round. On Linux a call without GRO returns at most 32 datagrams, so two reach
+/// [`DATAGRAMS_MAX`].
 const RECEIVES_MAX: usize = 2;
 /// Maximum time for which the endpoint reports a backlog to [`Driver::timeout`]. A flood of
 /// datagrams cannot keep a silent peer connected for longer.

@@ -538,8 +538,8 @@ impl State {
             user_id: session.user_id.clone(),
             wanted: *wanted,
         };
-        let asked = (Share::User(session.user), front_request);
-        if self.front_requests.try_send(asked).is_err() {
+        let queued = (Share::User(session.user), front_request);
+        if self.front_requests.try_send(queued).is_err() {
             session.is_setting_hold = false;
             return Some(RejectReason::NotReady);
         }

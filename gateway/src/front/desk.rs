@@ -29,7 +29,7 @@ use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::requests::Received;
 use super::session::{At, Member};
-use super::shares::Turns;
+use super::shares::PlaceQueue;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
@@ -58,8 +58,8 @@ impl Share {
     }
 }
 
-/// A request and its share.
-pub type Asked = (Share, FrontRequest);
+/// A request with its share.
+pub type QueuedRequest = (Share, FrontRequest);
 
 /// Requests of the front. `session`: the session's index in the front, and the epoch of its login.
 pub enum FrontRequest {
@@ -254,8 +254,8 @@ pub struct Desk {
 /// Look-ups have a queue of their own. Each waits for one of [`SCANS_MAX`] scans: in one queue
 /// logins, limit checks and holds would wait too.
 pub struct RequestSender {
-    look_ups: mpsc::Sender<Asked>,
-    others: mpsc::Sender<Asked>,
+    look_ups: mpsc::Sender<QueuedRequest>,
+    others: mpsc::Sender<QueuedRequest>,
 }
 
 impl RequestSender {
@@ -263,18 +263,18 @@ impl RequestSender {
     ///
     /// # Errors
     /// The request, if its queue is full or the desk has ended.
-    pub fn try_send(&self, asked: Asked) -> Result<(), TrySendError<Asked>> {
-        match asked.1.is_look_up() {
-            true => self.look_ups.try_send(asked),
-            false => self.others.try_send(asked),
+    pub fn try_send(&self, queued: QueuedRequest) -> Result<(), TrySendError<QueuedRequest>> {
+        match queued.1.is_look_up() {
+            true => self.look_ups.try_send(queued),
+            false => self.others.try_send(queued),
         }
     }
 }
 
 /// The desk's end of the request queues.
 pub struct RequestReceiver {
-    look_ups: mpsc::Receiver<Asked>,
-    others: mpsc::Receiver<Asked>,
+    look_ups: mpsc::Receiver<QueuedRequest>,
+    others: mpsc::Receiver<QueuedRequest>,
 }
 
 pub fn request_channel() -> (RequestSender, RequestReceiver) {
@@ -305,63 +305,63 @@ impl RequestReceiver {
 /// Answers the requests of a queue until shutdown, up to `concurrent_max` concurrently. One user's
 /// or address's requests wait when it has its share in progress, and those of others start.
 async fn serve_queue<F>(
-    mut requests: mpsc::Receiver<Asked>,
+    mut requests: mpsc::Receiver<QueuedRequest>,
     concurrent_max: usize,
     shutdown: &CancellationToken,
     answer: &impl Fn(FrontRequest) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let room = Arc::new(Room {
-        turns: Mutex::new(Turns::new(concurrent_max)),
+    let queue = Arc::new(RequestQueue {
+        places: Mutex::new(PlaceQueue::new(concurrent_max)),
         has_ended: Notify::new(),
     });
-    let start_next = || room.turns().start_next();
+    let start_next = || queue.places().start_next();
     loop {
         while let Some((share, request)) = start_next() {
-            let room = room.clone();
-            let (answering, place) = (answer(request), Place { room, share });
+            let queue = queue.clone();
+            let (answering, place) = (answer(request), Place { queue, share });
             tokio::spawn(async move {
                 let _place = place;
                 answering.await;
             });
         }
         // Without space the request queue fills, and the front refuses requests.
-        let has_space = room.turns().waiting() < FRONT_REQUESTS_MAX;
+        let has_space = queue.places().waiting() < FRONT_REQUESTS_MAX;
         tokio::select! {
             request = requests.recv(), if has_space => match request {
-                Some((share, request)) => room.turns().push(share, request),
+                Some((share, request)) => queue.places().push(share, request),
                 None => return,
             },
-            () = room.has_ended.notified() => {}
+            () = queue.has_ended.notified() => {}
             () = shutdown.cancelled() => return,
         }
     }
 }
 
 /// Requests in progress, and those that wait for a place among them.
-struct Room {
-    turns: Mutex<Turns<Share, FrontRequest>>,
+struct RequestQueue {
+    places: Mutex<PlaceQueue<Share, FrontRequest>>,
     /// Notified when a request has ended.
     has_ended: Notify,
 }
 
-impl Room {
-    fn turns(&self) -> MutexGuard<'_, Turns<Share, FrontRequest>> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+impl RequestQueue {
+    fn places(&self) -> MutexGuard<'_, PlaceQueue<Share, FrontRequest>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of a request in progress. Its drop returns it, also after a panic.
 struct Place {
-    room: Arc<Room>,
+    queue: Arc<RequestQueue>,
     share: Share,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.room.turns().end(self.share);
-        self.room.has_ended.notify_one();
+        self.queue.places().end(self.share);
+        self.queue.has_ended.notify_one();
     }
 }
 
@@ -470,7 +470,7 @@ mod tests {
     const HANG: Duration = Duration::from_secs(15);
 
     /// A look-up of the user's only session.
-    fn look_up(user: u32) -> Asked {
+    fn look_up(user: u32) -> QueuedRequest {
         let name = RequestName {
             kind: RequestKind::New,
             client_order_id: 0,
@@ -484,7 +484,7 @@ mod tests {
         (Share::User(UserIx(user)), request)
     }
 
-    fn hold(user: u32) -> Asked {
+    fn hold(user: u32) -> QueuedRequest {
         let request = FrontRequest::Hold {
             session: (0, Sequence(1)),
             user_id: "ann".into(),
