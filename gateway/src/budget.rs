@@ -17,14 +17,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tonic::Code;
+use tonic::{Code, Status};
 use types::{Minor, UserIx};
 
 use crate::market::Market;
 
 /// Pause between two rounds of [`run`]. Several events of a user within a pause cost one read.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Maximum users that [`run`] reads concurrently: identity may be slow about some of them.
+const READS_MAX: usize = 8;
 
 /// Estimate and KYC level of one user.
 #[derive(Default)]
@@ -135,6 +138,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 /// reads.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
+    let mut reads = JoinSet::new();
     let reading = async {
         loop {
             budgets.has_changed.notified().await;
@@ -142,14 +146,16 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
             let users = std::mem::take(&mut *lock(&budgets.changed));
             let mut failed = None;
             for user in users {
-                match market.refresh_user(user).await {
-                    // A retry cannot help a user who is unknown to identity.
-                    Err(status) if status.code() != Code::NotFound => {
-                        budgets.queue_refresh(user);
-                        failed = Some((user, status));
-                    }
-                    _ => {}
+                if reads.len() >= READS_MAX
+                    && let Some(ended) = reads.join_next().await
+                {
+                    failed = ended.expect("a read does not panic").or(failed);
                 }
+                reads.spawn(refresh(market.clone(), user));
+            }
+            // The round does not wait for its last reads.
+            while let Some(ended) = reads.try_join_next() {
+                failed = ended.expect("a read does not panic").or(failed);
             }
             if let Some((user, status)) = failed {
                 tracing::warn!(%status, user = user.0, "KYC level or limit of a user not read from identity: retrying");
@@ -160,6 +166,18 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     tokio::select! {
         () = reading => {}
         () = shutdown.cancelled() => {}
+    }
+}
+
+/// Reads a user. Returns the error of a read that is queued again.
+async fn refresh(market: Arc<Market>, user: UserIx) -> Option<(UserIx, Status)> {
+    match market.refresh_user(user).await {
+        // A retry cannot help a user who is unknown to identity.
+        Err(status) if status.code() != Code::NotFound => {
+            market.budgets.queue_refresh(user);
+            Some((user, status))
+        }
+        _ => None,
     }
 }
 

@@ -8,6 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::identity::LimitBasis;
 
+/// Default of `unread_timeout_ms`: time for a slow reader to show that it reads.
+const UNREAD_TIMEOUT_MS: u64 = 30_000;
+/// Bytes per second that a client with quinn's default window has to read.
+const READ_BYTES_PER_S: u64 = 5_300;
+/// A client shows by flow control alone that it reads. quinn sends it once an eighth of the
+/// receive window, by default 1.25 MB, has been read.
+const CREDIT_BYTES: u64 = 1_250_000 / 8;
+const _: () = assert!(READ_BYTES_PER_S * UNREAD_TIMEOUT_MS / 1_000 >= CREDIT_BYTES);
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
@@ -55,6 +64,10 @@ pub struct GatewayConfig {
     /// Time limit of a connection's first login, and of the next one once no session is left, in
     /// milliseconds.
     pub login_timeout_ms: u64,
+    /// How long a client may read nothing while messages that it has asked for wait, in
+    /// milliseconds. Not in the configuration file: tests shorten it.
+    #[serde(skip)]
+    pub unread_timeout_ms: u64,
     /// Amount that is checked against the TRADING limit (T23).
     pub trading_limit_basis: LimitBasis,
     /// Price collar of market orders, in parts per million of the best opposite price (T19).
@@ -121,6 +134,7 @@ impl Default for GatewayConfig {
             logins_per_s: 100,
             heartbeat_ms: 10_000,
             login_timeout_ms: 5_000,
+            unread_timeout_ms: UNREAD_TIMEOUT_MS,
             trading_limit_basis: LimitBasis::Quantity,
             collar_ppm: 50_000,
             velocity_ppm: 0,

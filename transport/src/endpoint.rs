@@ -1,4 +1,4 @@
-//! Polling rounds of an endpoint: receive, timers, connections with work, transmit.
+//! Polling rounds of an endpoint: receive, read the connections with work, timers, transmit.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use quinn_proto::{
@@ -20,8 +20,12 @@ use crate::socket::{Origin, Socket};
 /// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
 /// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
 const DATAGRAMS_MAX: usize = 64;
-/// Receive calls per round: enough for [`DATAGRAMS_MAX`] datagrams without GRO.
+/// Receive calls per round. On Linux a call without GRO returns at most 32 datagrams, so two reach
+/// [`DATAGRAMS_MAX`].
 const RECEIVES_MAX: usize = 2;
+/// Maximum time for which the endpoint reports a backlog to [`Driver::timeout`]. A flood of
+/// datagrams cannot keep a silent peer connected for longer.
+const BACKLOG_MAX: Duration = Duration::from_secs(1);
 /// Transmits of one connection per round.
 const TRANSMITS_MAX: usize = 16;
 /// Maximum bytes per read from a stream.
@@ -61,6 +65,10 @@ pub trait Driver<T> {
         half_open: usize,
     ) -> Incoming<T>;
 
+    /// A connection for which [`Driver::incoming`] returned [`Incoming::Accept`] could not be
+    /// accepted, for example because its handshake is invalid. No further call concerns it.
+    fn not_accepted(&mut self, _user: T) {}
+
     /// A peer's connection was accepted. Its handshake is not complete, and it has no stream yet.
     fn accepted(&mut self, _now: Instant, _link: &mut Link<T>) {}
 
@@ -74,8 +82,10 @@ pub trait Driver<T> {
     /// second case the waiting bytes are dropped after this call.
     fn finished(&mut self, now: Instant, link: &mut Link<T>);
 
-    /// The deadline set by [`Link::set_deadline`] has passed.
-    fn timeout(&mut self, _now: Instant, _link: &mut Link<T>) {}
+    /// The deadline set by [`Link::set_deadline`] has passed. The data that the round has received
+    /// was passed on before. `has_backlog`: more datagrams may have arrived, of this peer too, so
+    /// that it may not be silent. After a second of backlog this is false.
+    fn timeout(&mut self, _now: Instant, _link: &mut Link<T>, _has_backlog: bool) {}
 
     /// The connection has ended, closed by either side or lost. Called once, last.
     fn closed(&mut self, now: Instant, link: &mut Link<T>, reason: &ConnectionError);
@@ -94,6 +104,7 @@ pub struct Endpoint<T> {
     touched: Vec<u32>,
     /// Deadline, index and generation of a connection.
     timers: BinaryHeap<Reverse<(Instant, u32, u32)>>,
+    backlog: Backlog,
     scratch: Vec<u8>,
     /// Replies to datagrams without a connection, and their contents one after the other. Empty
     /// between two receive calls.
@@ -117,6 +128,7 @@ impl<T> Endpoint<T> {
             half_open: 0,
             touched: Vec::new(),
             timers: BinaryHeap::new(),
+            backlog: Backlog::default(),
             scratch: Vec::with_capacity(64 << 10),
             responses: Vec::new(),
             response_bytes: Vec::new(),
@@ -190,25 +202,53 @@ impl<T> Endpoint<T> {
         self.links.iter().flatten().map(|link| link.key)
     }
 
-    /// First part of a round: receives datagrams, fires timers, and passes data to the driver. The
+    /// First part of a round: receives datagrams, passes data to the driver, and fires timers. The
     /// owner then writes its data and ends the round with [`Endpoint::flush`]. Returns true if a
     /// datagram arrived or a timer fired.
     ///
     /// # Errors
     /// The socket fails.
     pub fn receive(&mut self, now: Instant, driver: &mut impl Driver<T>) -> io::Result<bool> {
-        let mut did_work = false;
+        let received = self.receive_datagrams(now, driver)?;
+        let has_backlog = self.backlog.note(now, received == Received::Part);
+        // Reads before timers: after a stall of the owner's thread, a peer's data may have waited
+        // for longer than its deadline. Reads before writes: a round answers the requests that it
+        // received.
+        self.poll(now, driver, false);
+        let has_fired = self.fire_timers(now, driver, has_backlog);
+        Ok(has_fired || received != Received::Nothing)
+    }
+
+    /// Handles up to [`DATAGRAMS_MAX`] datagrams.
+    fn receive_datagrams(
+        &mut self,
+        now: Instant,
+        driver: &mut impl Driver<T>,
+    ) -> io::Result<Received> {
         let mut left = DATAGRAMS_MAX;
-        for _ in 0..RECEIVES_MAX {
+        for call in 0..RECEIVES_MAX {
             let Some(count) = self.receive_once(now, driver, left)? else {
-                break;
+                return Ok(match call {
+                    0 => Received::Nothing,
+                    _ => Received::All,
+                });
             };
-            did_work = true;
             left -= count;
             if left == 0 {
                 break;
             }
         }
+        Ok(Received::Part)
+    }
+
+    /// Handles the timers that have expired. Returns true if there was one.
+    fn fire_timers(
+        &mut self,
+        now: Instant,
+        driver: &mut impl Driver<T>,
+        has_backlog: bool,
+    ) -> bool {
+        let mut has_fired = false;
         while let Some(Reverse((at, index, generation))) = self.timers.peek().copied() {
             if at > now {
                 break;
@@ -216,7 +256,7 @@ impl<T> Endpoint<T> {
             self.timers.pop();
             let key = Key { index, generation };
             let Some(link) = self.link(key) else { continue };
-            did_work = true;
+            has_fired = true;
             let scheduled = link.scheduled.pop();
             assert_eq!(scheduled, Some(at), "the connection's earliest timer");
             if link.quic.poll_timeout().is_some_and(|at| at <= now) {
@@ -224,14 +264,10 @@ impl<T> Endpoint<T> {
             }
             if link.deadline.is_some_and(|at| at <= now) {
                 link.deadline = None;
-                // The round's datagrams may have made space: the driver sees what still waits.
-                link.flush(now);
-                driver.timeout(now, link);
+                driver.timeout(now, link, has_backlog);
             }
         }
-        // Reads before writes: a round answers the requests that it received.
-        self.poll(now, driver, false);
-        Ok(did_work)
+        has_fired
     }
 
     /// Second part of a round: writes and sends the connections' data. Returns true if a connection
@@ -407,6 +443,32 @@ impl<T> AsFd for Endpoint<T> {
     }
 }
 
+/// Which of the datagrams that have arrived a round has handled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Received {
+    /// None had arrived.
+    Nothing,
+    All,
+    /// The round's limit was reached: more may have arrived.
+    Part,
+}
+
+/// How long datagrams have been left for the next rounds.
+#[derive(Default)]
+struct Backlog {
+    since: Option<Instant>,
+}
+
+impl Backlog {
+    /// Records whether a round has left datagrams. True while rounds have done so without a break,
+    /// for less than [`BACKLOG_MAX`].
+    fn note(&mut self, now: Instant, is_left: bool) -> bool {
+        self.since = is_left.then(|| self.since.unwrap_or(now));
+        self.since
+            .is_some_and(|since| now.saturating_duration_since(since) < BACKLOG_MAX)
+    }
+}
+
 /// The endpoint's fields without the socket, which is borrowed while it receives.
 struct Parts<'a, T> {
     proto: &'a mut quinn_proto::Endpoint,
@@ -475,6 +537,7 @@ impl<T> Parts<'_, T> {
             Incoming::Accept(user) => match self.proto.accept(incoming, now, self.scratch, None) {
                 Ok((handle, quic)) => self.accepted.push((handle, quic, user)),
                 Err(error) => {
+                    driver.not_accepted(user);
                     if let Some(transmit) = error.response {
                         self.respond(transmit);
                     }
@@ -680,11 +743,24 @@ mod tests {
 
         fn finished(&mut self, _: Instant, _: &mut Link<()>) {}
 
-        fn timeout(&mut self, _: Instant, _: &mut Link<()>) {
+        fn timeout(&mut self, _: Instant, _: &mut Link<()>, _: bool) {
             self.0 += 1;
         }
 
         fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
+    }
+
+    #[test]
+    fn a_backlog_counts_for_less_than_a_second_without_a_break() {
+        let mut backlog = Backlog::default();
+        let begun = Instant::now();
+        let at = |millis| begun + Duration::from_millis(millis);
+        assert!(!backlog.note(at(0), false));
+        assert!(backlog.note(at(0), true) && backlog.note(at(999), true));
+        assert!(!backlog.note(at(1_000), true) && !backlog.note(at(5_000), true));
+        assert!(!backlog.note(at(5_000), false), "everything was received");
+        assert!(backlog.note(at(5_001), true) && backlog.note(at(6_000), true));
+        assert!(!backlog.note(at(6_001), true));
     }
 
     fn config() -> ClientConfig {

@@ -4,7 +4,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `endpoint` | rounds: receive, timers, connections, transmit |
+//! | `endpoint` | rounds: receive, read, timers, transmit |
 //! | `link` | one connection with its one bidirectional stream |
 //! | `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
 //!

@@ -328,9 +328,9 @@ messages! {
         }
         /// Unnumbered. Answer to `SetTradingHold`.
         0x85 TradingHold {
-            /// That of the request.
+            /// Id of the request.
             request_id: u32,
-            /// That of the request.
+            /// Asset of the request.
             asset: u32,
             /// Id of the trading hold on the RPC side; zero if the request is refused.
             hold_id: Id128,
@@ -348,7 +348,7 @@ messages! {
         /// Unnumbered. An open order, in its state after all messages of its session up to
         /// `node_sequence`.
         0x86 OpenOrder {
-            /// That of the request.
+            /// Id of the request.
             request_id: u32,
             /// Client order id; 0 for none.
             client_order_id: u64,
@@ -375,7 +375,7 @@ messages! {
         }
         /// Unnumbered. Answer to `OpenOrders`, after its `OpenOrder`s.
         0x87 OpenOrdersEnd {
-            /// That of the request.
+            /// Id of the request.
             request_id: u32,
             /// `OpenOrder`s sent.
             count: u32,
@@ -383,17 +383,17 @@ messages! {
             outcome: u8,
             /// With `THROTTLE`: microseconds until the next request is accepted. 0 otherwise.
             limit: u64,
-            /// Sequence in the exchange's journal of which the list is: it has the orders that were
-            /// open after it. 0 if the request is refused.
+            /// Sequence in the exchange's journal: the list has the orders that were open after it.
+            /// 0 if the request is refused.
             node_sequence: u64,
         }
         /// Unnumbered. Answer to `Retransmit`, after the retransmitted messages.
         0x88 RetransmitEnd {
-            /// That of the request.
+            /// Id of the request.
             request_id: u32,
-            /// That of the request.
+            /// First number of the request.
             first: u64,
-            /// That of the request.
+            /// Last number of the request.
             last: u64,
             /// 255 = done, else a reject reason.
             outcome: u8,
@@ -438,7 +438,7 @@ messages! {
         0x91 OrderAck {
             /// Client sequence of the order.
             client_seq: u64,
-            /// That of the order.
+            /// Client order id of the order.
             client_order_id: u64,
             /// The exchange's id of the order: `Cancel` and `Amend` may name it.
             engine_order_id: u64,

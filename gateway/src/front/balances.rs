@@ -81,12 +81,12 @@ pub(super) struct Unsent {
     change_of: HashMap<u32, u64>,
     /// The last change number.
     newest: u64,
-    turns: Turns,
+    turns: RoundRobin,
 }
 
 /// Round robin over a user's sessions.
 #[derive(Default)]
-struct Turns {
+struct RoundRobin {
     /// Number of turns so far. Modulo the number of sessions: the next session.
     at: usize,
     /// Number of turns since a balance was last sent.
@@ -95,10 +95,10 @@ struct Turns {
     up_to_date: usize,
 }
 
-/// Outcome of a session's turn.
-enum Turn {
+/// What a session was sent in its turn.
+enum TurnOutcome {
     Sent,
-    NoRoom,
+    NoSpace,
     UpToDate,
 }
 
@@ -126,19 +126,19 @@ impl Unsent {
         self.newest
     }
 
-    /// Restarts the turns after a session was added or all were removed.
+    /// Restarts the turns after a session was added or removed: its turn may be among the counted.
     pub fn restart(&mut self) {
-        self.turns = Turns::default();
+        self.turns = RoundRobin::default();
     }
 
     /// Records a turn. False after a full cycle in which nothing was sent.
-    fn note(&mut self, turn: Turn, sessions: usize) -> bool {
+    fn note(&mut self, turn: TurnOutcome, sessions: usize) -> bool {
         let turns = &mut self.turns;
         turns.at += 1;
         (turns.without_send, turns.up_to_date) = match turn {
-            Turn::Sent => (0, 0),
-            Turn::NoRoom => (turns.without_send + 1, 0),
-            Turn::UpToDate => (turns.without_send + 1, turns.up_to_date + 1),
+            TurnOutcome::Sent => (0, 0),
+            TurnOutcome::NoSpace => (turns.without_send + 1, 0),
+            TurnOutcome::UpToDate => (turns.without_send + 1, turns.up_to_date + 1),
         };
         turns.without_send <= sessions
     }
@@ -220,25 +220,25 @@ impl Front {
         (unsent.note(turn, sessions), unsent.is_done(sessions))
     }
 
-    fn send_balance(&mut self, now: Instant, user: UserIx, at: At) -> Turn {
+    fn send_balance(&mut self, now: Instant, user: UserIx, at: At) -> TurnOutcome {
         let session = self.state.sessions.get(at);
         let through = session.balances_through;
         let Some(owner) = session.owner else {
-            return Turn::UpToDate;
+            return TurnOutcome::UpToDate;
         };
         let Some((change, balance)) = self.state.sessions.user(user).unsent.after(through) else {
-            return Turn::UpToDate;
+            return TurnOutcome::UpToDate;
         };
         let link = self.endpoint.peek(owner.connection);
         if link.is_some_and(|link| link.waiting_bytes() >= RESUME_BYTES) {
-            return Turn::NoRoom;
+            return TurnOutcome::NoSpace;
         }
         let Some(link) = self.endpoint.link(owner.connection) else {
-            return Turn::UpToDate;
+            return TurnOutcome::UpToDate;
         };
         connection::send(link, now, owner.channel, &balance.into());
         self.state.sessions.row(at).balances_through = change;
-        Turn::Sent
+        TurnOutcome::Sent
     }
 }
 
@@ -279,19 +279,19 @@ mod tests {
             unsent.put(balance(u32::from(minor % 2 == 0), minor));
         }
         assert_eq!(unsent.by_change.len(), 2, "one of each asset");
-        // The second session has no room at first, the third is not connected.
+        // The second session has no space at first, the third is not connected.
         let mut through = [0, 0];
         let mut sent = Vec::new();
-        let mut turn_of = |unsent: &mut Unsent, has_room: bool| {
+        let mut turn_of = |unsent: &mut Unsent, has_space: bool| {
             let at = unsent.turns.at % SESSIONS;
             let next = (at < 2).then(|| unsent.after(through[at])).flatten();
             let turn = match next {
-                None => Turn::UpToDate,
-                Some(_) if at == 1 && !has_room => Turn::NoRoom,
+                None => TurnOutcome::UpToDate,
+                Some(_) if at == 1 && !has_space => TurnOutcome::NoSpace,
                 Some((change, balance)) => {
                     through[at] = change;
                     sent.push((at, balance.balance_minor));
-                    Turn::Sent
+                    TurnOutcome::Sent
                 }
             };
             (unsent.note(turn, SESSIONS), unsent.is_done(SESSIONS))
@@ -300,7 +300,7 @@ mod tests {
         while turn_of(&mut unsent, false).0 {
             turns += 1;
         }
-        assert!(turns < 20, "a session without room is no work");
+        assert!(turns < 20, "a session without space is no work");
         unsent.put(balance(1, 5_000));
         while !turn_of(&mut unsent, true).1 {
             turns += 1;

@@ -28,9 +28,6 @@ const MESSAGES_MAX: usize = 32;
 const SLOW_BYTES: usize = 1 << 20;
 const SLOW_BYTES_MAX: usize = 16 << 20;
 const SLOW_FOR: Duration = Duration::from_secs(1);
-/// How long a client may read nothing while messages that it has asked for wait. They do not count
-/// as unsent above, but they hold memory and the user's look-ups.
-pub const UNREAD_FOR: Duration = Duration::from_secs(5);
 /// Half-open connections above which a peer must prove that it owns its address.
 const HALF_OPEN_MAX: usize = 64;
 
@@ -72,6 +69,9 @@ pub struct Conn {
     messages_left: usize,
     /// Bytes of the stream through the last message that the client has asked for.
     pulled_through: u64,
+    /// How long the client may read nothing while some of these bytes wait. They do not count as
+    /// unsent in the slow-consumer check, but they hold memory and the user's look-ups.
+    unread_timeout: Duration,
     /// Set while some of these bytes wait: when the client last read, or when they were appended.
     unread_since: Option<Instant>,
 }
@@ -100,7 +100,7 @@ impl Conn {
         let silent = self.last_received + self.heartbeat;
         let quiet = self.last_sent + self.heartbeat / 2;
         let slow = self.slow_since.map(|since| since + SLOW_FOR);
-        let unread = self.unread_since.map(|since| since + UNREAD_FOR);
+        let unread = self.unread_since.map(|since| since + self.unread_timeout);
         let others = [self.login_by, slow, unread].into_iter().flatten();
         others.fold(silent.min(quiet), Instant::min)
     }
@@ -124,7 +124,7 @@ pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[
 
 /// Appends messages that the client has asked for (resends, lists, the instruments of a login). The
 /// slow-consumer check ignores them (`design.md` 7), and the client has to read something within
-/// [`UNREAD_FOR`].
+/// `unread_timeout`.
 pub fn append_pulled(link: &mut Link<Conn>, now: Instant, append: impl FnOnce(&mut Link<Conn>)) {
     let (before, was_unread) = (link.waiting_bytes(), has_unread_pulled(link));
     append(link);
@@ -196,9 +196,10 @@ pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
 }
 
-/// Closes the connection of a client that has read nothing for [`UNREAD_FOR`] although messages
+/// Closes the connection of a client that has read nothing for `unread_timeout` although messages
 /// that it has asked for wait. Without this such a client would keep them for as long as it sends
-/// heartbeats.
+/// heartbeats. Progress is a byte that QUIC accepts: the client has granted flow control, or
+/// acknowledged some of the bytes that are sent.
 fn check_unread(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     let Some(since) = link.user.unread_since else {
         return;
@@ -209,7 +210,7 @@ fn check_unread(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
     let since = link.written_at().map_or(since, |at| at.max(since));
     link.user.unread_since = Some(since);
-    if now.saturating_duration_since(since) >= UNREAD_FOR {
+    if now.saturating_duration_since(since) >= link.user.unread_timeout {
         close_slow(state, link);
     }
 }
@@ -271,8 +272,13 @@ impl Driver<Conn> for State {
             round: 0,
             messages_left: 0,
             pulled_through: 0,
+            unread_timeout: Duration::from_millis(config.unread_timeout_ms),
             unread_since: None,
         })
+    }
+
+    fn not_accepted(&mut self, user: Conn) {
+        self.return_place(user.address);
     }
 
     fn accepted(&mut self, _: Instant, link: &mut Link<Conn>) {
@@ -298,18 +304,16 @@ impl Driver<Conn> for State {
         end_connection(link, now, DisconnectCode::StreamFinished);
     }
 
-    fn timeout(&mut self, now: Instant, link: &mut Link<Conn>) {
-        if link.user.login_by.is_some_and(|by| by <= now) {
-            return end_connection(link, now, DisconnectCode::LoginExpected);
+    fn timeout(&mut self, now: Instant, link: &mut Link<Conn>, has_backlog: bool) {
+        if !link.is_open() {
+            // The transport ends the close. No check applies, so a time of `next_timer` that has
+            // passed would stay the next one, and the front would not park.
+            return;
         }
-        if link.user.last_received + link.user.heartbeat <= now {
-            // The grace period of cancel on disconnect begins now, not when the transport has
-            // closed.
-            self.detach_sessions(link);
-            return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
+        // The datagrams that are left may contain the client's login, heartbeat or flow control.
+        if !has_backlog && self.end_late(now, link) {
+            return;
         }
-        check_slow(self, now, link);
-        check_unread(self, now, link);
         if link.user.last_sent + link.user.heartbeat / 2 <= now {
             let time_ns = self.now_ns;
             send(
@@ -326,8 +330,7 @@ impl Driver<Conn> for State {
 
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
         self.count_packets(link);
-        self.connections -= 1;
-        self.sources.remove(link.user.address);
+        self.return_place(link.user.address);
         self.detach_sessions(link);
         // A turn closes the session of a delayed login.
         self.resuming.retry();
@@ -374,6 +377,31 @@ impl State {
             bytes: at,
             is_paused: at < bytes.len(),
         }
+    }
+
+    /// Ends the connection of a client that has not logged in, that is silent, or that reads too
+    /// slowly. True if it did.
+    fn end_late(&mut self, now: Instant, link: &mut Link<Conn>) -> bool {
+        if link.user.login_by.is_some_and(|by| by <= now) {
+            end_connection(link, now, DisconnectCode::LoginExpected);
+            return true;
+        }
+        if link.user.last_received + link.user.heartbeat <= now {
+            // The grace period of cancel on disconnect begins now, not when the transport has
+            // closed.
+            self.detach_sessions(link);
+            end_connection(link, now, DisconnectCode::HeartbeatTimeout);
+            return true;
+        }
+        check_slow(self, now, link);
+        check_unread(self, now, link);
+        !link.is_open()
+    }
+
+    /// Returns the place of a connection, in total and of its address.
+    fn return_place(&mut self, address: IpAddr) {
+        self.connections -= 1;
+        self.sources.remove(address);
     }
 
     /// Detaches the sessions of a connection that is lost.
@@ -510,8 +538,8 @@ impl State {
             user_id: session.user_id.clone(),
             wanted: *wanted,
         };
-        let asked = (Share::User(session.user), front_request);
-        if self.front_requests.try_send(asked).is_err() {
+        let queued = (Share::User(session.user), front_request);
+        if self.front_requests.try_send(queued).is_err() {
             session.is_setting_hold = false;
             return Some(RejectReason::NotReady);
         }

@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use admission::NewRequest;
 use bytes::Bytes;
 use crossbeam::queue::ArrayQueue;
+use futures::FutureExt;
 use rpc::connections::source_of;
 use sequencer::Parker;
 use service_kit::rate::Rate;
@@ -27,7 +29,7 @@ use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::requests::Received;
 use super::session::{At, Member};
-use super::shares::Turns;
+use super::shares::PlaceQueue;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
 use crate::market::{Market, monotonic_ns};
@@ -56,8 +58,8 @@ impl Share {
     }
 }
 
-/// A request and its share.
-pub type Asked = (Share, FrontRequest);
+/// A request with its share.
+pub type QueuedRequest = (Share, FrontRequest);
 
 /// Requests of the front. `session`: the session's index in the front, and the epoch of its login.
 pub enum FrontRequest {
@@ -104,6 +106,49 @@ impl FrontRequest {
     /// True for a request that scans the journal.
     fn is_look_up(&self) -> bool {
         matches!(self, Self::Messages { .. } | Self::Answer { .. })
+    }
+
+    /// The message to the front if a panic prevents the answer.
+    fn failure(&self) -> FrontMessage {
+        match self {
+            Self::Login { to, address, .. } => FrontMessage::Login {
+                to: *to,
+                from: *address,
+                outcome: Err(DisconnectCode::Internal),
+            },
+            Self::Limit { session, .. } => FrontMessage::Limit {
+                session: *session,
+                outcome: Err(RejectReason::NotReady),
+            },
+            Self::Hold {
+                session, wanted, ..
+            } => FrontMessage::Hold {
+                session: *session,
+                answer: hold::refused(wanted, RejectReason::NotReady, 0),
+            },
+            Self::Messages {
+                session,
+                after,
+                retransmit_through,
+                ..
+            } => FrontMessage::Messages {
+                session: *session,
+                after: *after,
+                is_retransmit: retransmit_through.is_some(),
+                outcome: Err(DisconnectCode::Internal),
+            },
+            Self::OpenOrders { session, .. } => FrontMessage::OpenOrders {
+                session: *session,
+                piece: Err(RejectReason::NotReady),
+            },
+            Self::Answer {
+                session, received, ..
+            } => FrontMessage::Answer {
+                session: *session,
+                received: *received,
+                message: None,
+            },
+        }
     }
 }
 
@@ -209,8 +254,8 @@ pub struct Desk {
 /// Look-ups have a queue of their own. Each waits for one of [`SCANS_MAX`] scans: in one queue
 /// logins, limit checks and holds would wait too.
 pub struct RequestSender {
-    look_ups: mpsc::Sender<Asked>,
-    others: mpsc::Sender<Asked>,
+    look_ups: mpsc::Sender<QueuedRequest>,
+    others: mpsc::Sender<QueuedRequest>,
 }
 
 impl RequestSender {
@@ -218,18 +263,18 @@ impl RequestSender {
     ///
     /// # Errors
     /// The request, if its queue is full or the desk has ended.
-    pub fn try_send(&self, asked: Asked) -> Result<(), TrySendError<Asked>> {
-        match asked.1.is_look_up() {
-            true => self.look_ups.try_send(asked),
-            false => self.others.try_send(asked),
+    pub fn try_send(&self, queued: QueuedRequest) -> Result<(), TrySendError<QueuedRequest>> {
+        match queued.1.is_look_up() {
+            true => self.look_ups.try_send(queued),
+            false => self.others.try_send(queued),
         }
     }
 }
 
 /// The desk's end of the request queues.
 pub struct RequestReceiver {
-    look_ups: mpsc::Receiver<Asked>,
-    others: mpsc::Receiver<Asked>,
+    look_ups: mpsc::Receiver<QueuedRequest>,
+    others: mpsc::Receiver<QueuedRequest>,
 }
 
 pub fn request_channel() -> (RequestSender, RequestReceiver) {
@@ -260,63 +305,63 @@ impl RequestReceiver {
 /// Answers the requests of a queue until shutdown, up to `concurrent_max` concurrently. One user's
 /// or address's requests wait when it has its share in progress, and those of others start.
 async fn serve_queue<F>(
-    mut requests: mpsc::Receiver<Asked>,
+    mut requests: mpsc::Receiver<QueuedRequest>,
     concurrent_max: usize,
     shutdown: &CancellationToken,
     answer: &impl Fn(FrontRequest) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let room = Arc::new(Room {
-        turns: Mutex::new(Turns::new(concurrent_max)),
+    let queue = Arc::new(RequestQueue {
+        places: Mutex::new(PlaceQueue::new(concurrent_max)),
         has_ended: Notify::new(),
     });
-    let start_next = || room.turns().start_next();
+    let start_next = || queue.places().start_next();
     loop {
         while let Some((share, request)) = start_next() {
-            let room = room.clone();
-            let (answering, place) = (answer(request), Place { room, share });
+            let queue = queue.clone();
+            let (answering, place) = (answer(request), Place { queue, share });
             tokio::spawn(async move {
                 let _place = place;
                 answering.await;
             });
         }
         // Without space the request queue fills, and the front refuses requests.
-        let has_space = room.turns().waiting() < FRONT_REQUESTS_MAX;
+        let has_space = queue.places().waiting() < FRONT_REQUESTS_MAX;
         tokio::select! {
             request = requests.recv(), if has_space => match request {
-                Some((share, request)) => room.turns().push(share, request),
+                Some((share, request)) => queue.places().push(share, request),
                 None => return,
             },
-            () = room.has_ended.notified() => {}
+            () = queue.has_ended.notified() => {}
             () = shutdown.cancelled() => return,
         }
     }
 }
 
 /// Requests in progress, and those that wait for a place among them.
-struct Room {
-    turns: Mutex<Turns<Share, FrontRequest>>,
+struct RequestQueue {
+    places: Mutex<PlaceQueue<Share, FrontRequest>>,
     /// Notified when a request has ended.
     has_ended: Notify,
 }
 
-impl Room {
-    fn turns(&self) -> MutexGuard<'_, Turns<Share, FrontRequest>> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+impl RequestQueue {
+    fn places(&self) -> MutexGuard<'_, PlaceQueue<Share, FrontRequest>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of a request in progress. Its drop returns it, also after a panic.
 struct Place {
-    room: Arc<Room>,
+    queue: Arc<RequestQueue>,
     share: Share,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.room.turns().end(self.share);
-        self.room.has_ended.notify_one();
+        self.queue.places().end(self.share);
+        self.queue.has_ended.notify_one();
     }
 }
 
@@ -334,7 +379,7 @@ impl Desk {
         let answer = |request: FrontRequest| {
             let desk = desk.clone();
             async move {
-                let message = desk.answer(request).await;
+                let message = answer_or(request.failure(), desk.answer(request)).await;
                 desk.front.send(message).await;
             }
         };
@@ -405,6 +450,16 @@ impl Desk {
     }
 }
 
+/// The answer to a request, or `failure` if it panics. Without a message the front would keep the
+/// state of the request: the place of a login, or a session's look-up, check or change of a hold.
+async fn answer_or(
+    failure: FrontMessage,
+    answering: impl Future<Output = FrontMessage>,
+) -> FrontMessage {
+    let answered = AssertUnwindSafe(answering).catch_unwind().await;
+    answered.unwrap_or(failure)
+}
+
 #[cfg(test)]
 mod tests {
     use admission::RequestName;
@@ -415,7 +470,7 @@ mod tests {
     const HANG: Duration = Duration::from_secs(15);
 
     /// A look-up of the user's only session.
-    fn look_up(user: u32) -> Asked {
+    fn look_up(user: u32) -> QueuedRequest {
         let name = RequestName {
             kind: RequestKind::New,
             client_order_id: 0,
@@ -429,7 +484,7 @@ mod tests {
         (Share::User(UserIx(user)), request)
     }
 
-    fn hold(user: u32) -> Asked {
+    fn hold(user: u32) -> QueuedRequest {
         let request = FrontRequest::Hold {
             session: (0, Sequence(1)),
             user_id: "ann".into(),
@@ -515,6 +570,21 @@ mod tests {
         shutdown.cancel();
         let ended = tokio::time::timeout(HANG, serving).await;
         ended.expect("in time").expect("joins");
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_answer_panics_is_answered_with_its_failure() {
+        async fn panics() -> FrontMessage {
+            panic!("the test's panic");
+        }
+        let (_, request) = hold(0);
+        let message = answer_or(request.failure(), panics()).await;
+        let FrontMessage::Hold { session, answer } = message else {
+            panic!("the failure of another request");
+        };
+        assert_eq!(session, (0, Sequence(1)));
+        let is = (answer.request_id, answer.outcome);
+        assert_eq!(is, (1, RejectReason::NotReady.code()));
     }
 
     #[test]

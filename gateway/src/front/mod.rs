@@ -259,8 +259,11 @@ impl Front {
             mut new,
             received_ns,
         } = limited;
-        let waiting = self.state.sessions.row(at).parked.take();
+        let session = self.state.sessions.row(at);
+        let waiting = session.parked.take();
         let refusal = match outcome {
+            // The level may have dropped while identity checked the order.
+            Ok(_) if session.budget.is_kyc_too_low() => Some(RejectReason::KycRequired),
             Ok(checked) => {
                 new.limit_checked = checked;
                 let request = Request::New(new);

@@ -286,8 +286,8 @@ impl Front {
                     session: (at, session.epoch),
                     listing: Box::new(listing.clone()),
                 };
-                let asked = (Share::User(session.user), front_request);
-                listing.is_fetching = self.state.front_requests.try_send(asked).is_ok();
+                let queued = (Share::User(session.user), front_request);
+                listing.is_fetching = self.state.front_requests.try_send(queued).is_ok();
             }
         }
         let listing = &self.state.sessions.get(at).listing;

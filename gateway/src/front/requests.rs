@@ -352,8 +352,8 @@ impl State {
                     budget: session.budget.clone(),
                     new: Box::new(*new),
                 };
-                let asked = (Share::User(session.user), front_request);
-                if self.front_requests.try_send(asked).is_err() {
+                let queued = (Share::User(session.user), front_request);
+                if self.front_requests.try_send(queued).is_err() {
                     return Some(RejectReason::NotReady);
                 }
                 session.is_checking_limit = true;

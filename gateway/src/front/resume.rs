@@ -5,10 +5,8 @@
 //! no turn until they arrive.
 //!
 //! Messages read from the journal are kept until all are sent. Their look-up counts as in progress
-//! until then, which bounds the memory. A client that reads nothing for [`UNREAD_FOR`] is
+//! until then, which bounds the memory. A client that reads nothing for `unread_timeout_ms` is
 //! disconnected.
-//!
-//! [`UNREAD_FOR`]: super::connection::UNREAD_FOR
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -512,6 +512,7 @@ impl Sessions {
         if let Some(user) = self.users.get_mut(&row.user) {
             user.sessions.retain(|own| *own != at);
             user.idle.retain(|own| *own != at);
+            user.unsent.restart();
         }
     }
 

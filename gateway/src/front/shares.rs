@@ -50,7 +50,7 @@ impl<K: Eq + Hash> Shares<K> {
 }
 
 /// Work that waits for a place. Keys take turns.
-pub struct Turns<K, T> {
+pub struct PlaceQueue<K, T> {
     shares: Shares<K>,
     /// By key, oldest first; a key without waiting work has no entry.
     waiting: HashMap<K, VecDeque<T>>,
@@ -59,7 +59,7 @@ pub struct Turns<K, T> {
     count: usize,
 }
 
-impl<K: Copy + Eq + Hash, T> Turns<K, T> {
+impl<K: Copy + Eq + Hash, T> PlaceQueue<K, T> {
     pub fn new(places: usize) -> Self {
         Self {
             shares: Shares::new(places),
@@ -85,7 +85,8 @@ impl<K: Copy + Eq + Hash, T> Turns<K, T> {
         }
     }
 
-    /// Takes a place for the next work whose key gets one. The caller returns it by [`Turns::end`].
+    /// Takes a place for the next work whose key gets one. The caller returns it by
+    /// [`PlaceQueue::end`].
     pub fn start_next(&mut self) -> Option<(K, T)> {
         for _ in 0..self.turns.len() {
             if self.shares.is_full() {
@@ -146,23 +147,23 @@ mod tests {
     // rows: R341
     #[test]
     fn r341_work_of_a_busy_key_waits_and_that_of_others_starts() {
-        let mut turns = Turns::new(4);
-        let start = |turns: &mut Turns<char, u32>| {
-            let started = std::iter::from_fn(|| turns.start_next());
+        let mut queue = PlaceQueue::new(4);
+        let start = |queue: &mut PlaceQueue<char, u32>| {
+            let started = std::iter::from_fn(|| queue.start_next());
             started.collect::<Vec<_>>()
         };
-        (0..10).for_each(|work| turns.push('a', work));
-        turns.push('b', 100);
-        assert_eq!(start(&mut turns), [('a', 0), ('b', 100), ('a', 1)]);
-        assert_eq!(turns.waiting(), 8);
-        turns.push('c', 200);
-        assert_eq!(start(&mut turns), [('c', 200)]);
+        (0..10).for_each(|work| queue.push('a', work));
+        queue.push('b', 100);
+        assert_eq!(start(&mut queue), [('a', 0), ('b', 100), ('a', 1)]);
+        assert_eq!(queue.waiting(), 8);
+        queue.push('c', 200);
+        assert_eq!(start(&mut queue), [('c', 200)]);
         for key in ['b', 'c'] {
-            turns.end(key);
+            queue.end(key);
         }
-        assert!(start(&mut turns).is_empty(), "two places are kept free");
-        turns.end('a');
-        assert_eq!(start(&mut turns), [('a', 2)], "in the order of arrival");
-        assert_eq!(turns.waiting(), 7);
+        assert!(start(&mut queue).is_empty(), "two places are kept free");
+        queue.end('a');
+        assert_eq!(start(&mut queue), [('a', 2)], "in the order of arrival");
+        assert_eq!(queue.waiting(), 7);
     }
 }

@@ -402,8 +402,8 @@ impl State {
         if !self.look_ups.begin(user) {
             return false;
         }
-        let asked = (Share::User(user), front_request);
-        let is_asked = self.front_requests.try_send(asked).is_ok();
+        let queued = (Share::User(user), front_request);
+        let is_asked = self.front_requests.try_send(queued).is_ok();
         match is_asked {
             true => self.stats.look_ups.increment(1),
             false => self.look_ups.end(user),

@@ -7,8 +7,8 @@ use replica::{Hold, Session, State};
 use types::command::BlockCause;
 use types::{HoldIx, SessionIx, UserIx};
 
-/// Rows after which a page ends: bounds the duration of one replica read. The holds of the page's
-/// last user come on top.
+/// Rows after which a page ends: bounds the duration of one replica read. A page contains all holds
+/// of its last user, and may exceed this.
 const PAGE_ROWS: usize = 1_024;
 
 /// Search for trading holds without open orders that may be closed (`design.md` 4): those of users
@@ -194,7 +194,7 @@ mod tests {
             let Some(page) = search.next_page(state) else {
                 return (found, pages);
             };
-            // The last user's only hold comes on top.
+            // A page may exceed its rows by the only hold of its last user.
             assert!(search.rows - before <= PAGE_ROWS + 1, "a page is bounded");
             found.extend(page);
             pages += 1;

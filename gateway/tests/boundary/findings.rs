@@ -214,7 +214,9 @@ async fn m9_a_mass_cancel_and_a_switch_pass_an_order_that_waits_for_identity() {
 }
 
 /// The order that waits for identity and the requests after it report when they were read, not when
-/// the wait was over. A member sees the wait in its latency.
+/// the wait was over. A member sees the wait in its latency. All of them are refused if the user's
+/// KYC level has dropped meanwhile.
+// rows: R146
 #[tokio::test]
 async fn requests_that_wait_for_identity_report_when_they_were_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -243,7 +245,7 @@ async fn requests_that_wait_for_identity_report_when_they_were_read() {
         assert_eq!(until(&mut of_ann, cancelled).await.client_order_id, id);
     }
 
-    // A refusal after the wait, which is not journalled.
+    // Refusals after the wait, which are not journalled. Identity allows the first order.
     let latch = block_limit_checks(&world);
     ann.send(0, past_budget).await.unwrap();
     until_identity_is_asked(&world).await;
@@ -252,10 +254,13 @@ async fn requests_that_wait_for_identity_report_when_they_were_read() {
     let read_by = world.port().clock().now_ns();
     set_kyc(&world, "ann", KycStatus::Simplified, 4_000).await;
     latch.close();
-    let refusal = until(&mut of_ann, rejected).await;
-    assert_eq!(refusal.reason, RejectReason::KycRequired);
-    assert_eq!((refusal.client_order_id, refusal.node_sequence), (2, 0));
-    assert!(refusal.received_ns <= read_by && read_by < refusal.time_ns);
+    for id in [1, 2] {
+        let refusal = until(&mut of_ann, rejected).await;
+        assert_eq!(refusal.reason, RejectReason::KycRequired);
+        assert_eq!((refusal.client_order_id, refusal.node_sequence), (id, 0));
+        assert!(refusal.received_ns <= read_by && read_by < refusal.time_ns);
+    }
+    assert!(world.book().await.0.is_empty());
     world.stop().await;
 }
 

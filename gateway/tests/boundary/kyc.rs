@@ -8,6 +8,7 @@ use wire::{DisconnectCode, ServerMessage};
 
 use crate::budget::{publish_updated, until_limit};
 use crate::checkpoints::cancel_own;
+use crate::shares::block_profile;
 use crate::world::*;
 
 /// Changes a user's KYC level in identity, and waits until the market has read it. `left_minor`: a
@@ -81,6 +82,26 @@ async fn r146_a_kyc_level_that_drops_stops_the_orders_of_an_open_session_until_i
     set_kyc(&world, "ann", KycStatus::Standard, 5_000_000).await;
     ann.send(0, order).await.unwrap();
     assert_eq!(until(&mut of_ann, ack).await.client_order_id, 4);
+    world.stop().await;
+}
+
+/// Identity does not answer about one user while the level of another drops.
+// rows: R146
+#[tokio::test]
+async fn r146_a_level_is_read_while_identity_does_not_answer_about_another_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    let (_ann, _of_ann) = world.session(with_money("ann", "a")).await;
+    let (bob, mut of_bob) = world.session(with_money("bob", "b")).await;
+    let latch = block_profile(&world, "ann");
+    publish_updated(&world, "ann").await;
+    set_kyc(&world, "bob", KycStatus::Simplified, 4_000_000).await;
+    bob.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
+    let refusal = until(&mut of_bob, rejected).await;
+    assert_eq!(refusal.reason, RejectReason::KycRequired);
+    latch.close();
     world.stop().await;
 }
 

@@ -144,12 +144,15 @@ async fn r341_past_its_slots_a_members_orders_are_busy_and_cancels_and_others_pa
     world.stop().await;
 }
 
-/// Sends orders 1 to `count` at once, and waits until the operating system has their datagrams.
+/// Sends orders 1 to `count` in one write, and waits until the operating system has their
+/// datagrams.
 async fn send_together(raw: &mut Raw, count: u64) {
     let frames = raw.connection.stats().frame_tx.stream;
+    let mut orders = bytes::BytesMut::new();
     for id in 1..=count {
-        raw.send(0, id, order(id)).await;
+        wire::encode(&wire::ClientMessage::from(order(id)), 0, id, &mut orders);
     }
+    raw.send.write_all(&orders).await.unwrap();
     let are_sent = async || raw.connection.stats().frame_tx.stream > frames;
     until_true("the orders are sent", are_sent).await;
 }
@@ -317,7 +320,7 @@ async fn r341_logins_above_the_rate_do_not_wait_for_identity() {
 }
 
 /// Identity answers questions for the user's profile after the returned latch is closed.
-fn block_profile(world: &World, user_id: &str) -> Arc<Semaphore> {
+pub fn block_profile(world: &World, user_id: &str) -> Arc<Semaphore> {
     let latch = Arc::new(Semaphore::new(0));
     world.identity.with(|state| {
         let latches = &mut state.profile_latches;
@@ -547,8 +550,8 @@ async fn r345_a_client_that_reads_nothing_it_asked_for_costs_no_rounds_and_is_di
     /// About 400 KiB: more than the front appends for a client that does not read.
     const ORDERS: u64 = 8 * BATCH;
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = Settings::unthrottled();
-    settings.layout = Some(Layout::Fused);
+    // On a busy machine the hot thread needs some seconds to park.
+    let settings = Settings::for_unread(15_000);
     let world = members(folder.path(), settings).await;
     let mut first = Raw::connect(&world).await;
     first.login(0, raw_login("ann", "a", 5_000_000)).await;

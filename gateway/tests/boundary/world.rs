@@ -97,6 +97,16 @@ impl Settings {
         }
     }
 
+    /// The front runs on the hot thread, whose parks can be counted, without message rates. Clients
+    /// that read nothing are disconnected after this time, and need no heartbeats before.
+    pub fn for_unread(unread_timeout_ms: u64) -> Self {
+        let mut settings = Self::unthrottled();
+        settings.layout = Some(Layout::Fused);
+        settings.gateway.unread_timeout_ms = unread_timeout_ms;
+        settings.gateway.heartbeat_ms = 60_000;
+        settings
+    }
+
     /// No message rates.
     pub fn unthrottled() -> Self {
         let mut settings = Self::default();
