@@ -34,7 +34,8 @@ impl Report {
     /// All figures, by name.
     pub fn json(&self) -> Value {
         let (settings, counts) = (&self.settings, &self.counts);
-        let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
+        let share = |part: u64| part as f64 / counts.answered().max(1) as f64;
+        let per_s = |requests: u64| (requests as f64 / counts.seconds).round();
         let mut figures = json!({
             "load": self.load,
             "cores": self.cores,
@@ -48,7 +49,8 @@ impl Report {
             "accepted": percentiles(&self.latencies.accepted),
             "durable": percentiles(&self.latencies.durable),
             "durable_floor": percentiles(&self.baselines.durable),
-            "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
+            "orders_per_s": per_s(counts.durable),
+            "answered_per_s": per_s(counts.answered()),
             "reject_rate": share(counts.refused),
             "too_late_rate": share(counts.too_late),
             "self_trade_rate": share(counts.prevented),
@@ -161,7 +163,8 @@ mod tests {
     ];
     const DISTRIBUTIONS: [&str; 5] = ["echo", "net", "accepted", "durable", "durable_floor"];
     /// Figures of `cargo xtask bench`, and settings.
-    const FURTHER: [&str; 18] = [
+    const FURTHER: [&str; 19] = [
+        "answered_per_s",
         "load",
         "bounds",
         "trading_budget",
@@ -258,6 +261,18 @@ mod tests {
             PUBLISHED.len(),
             "all but the distributions and the layout are numbers"
         );
+    }
+
+    #[test]
+    fn refused_requests_are_answered_but_not_durable() {
+        let mut report = report(&[(1.0, 1.0); 4]);
+        report.counts.refused = 1_000;
+        report.counts.too_late = 9_000;
+        let figures = report.json();
+        assert_eq!(figures["orders_per_s"], 1_000.0);
+        assert_eq!(figures["answered_per_s"], 2_000.0);
+        assert_eq!(figures["reject_rate"], 0.05);
+        assert_eq!(figures["too_late_rate"], 0.45);
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn missed(found: &Value, rate: f64) -> anyhow::Result<Vec<String>> {
     );
     let refused = number(found, "/reject_rate")?;
     at_most("the share of refused requests", refused, REFUSED_MAX);
-    let unanswered = 1.0 - number(found, "/orders_per_s")? / rate;
+    let unanswered = 1.0 - number(found, "/answered_per_s")? / rate;
     at_most(
         "the share of unanswered requests",
         unanswered,
@@ -97,7 +97,7 @@ mod tests {
             |(lag, rss)| json!({ "settlement_lag_s": lag, "history_lag_s": 0.01, "rss_mb": rss }),
         );
         let tenths: Vec<Value> = tenths.collect();
-        json!({ "tenths": tenths, "reject_rate": 0.0, "orders_per_s": 1_000.0 })
+        json!({ "tenths": tenths, "reject_rate": 0.0, "answered_per_s": 1_000.0 })
     }
 
     #[test]
