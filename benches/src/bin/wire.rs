@@ -18,7 +18,7 @@ use benches::wire::flow::{Flow, Load};
 use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Verified};
 use benches::wire::report::Report;
-use benches::wire::sample::{Sampler, followers_lag};
+use benches::wire::sample::{GAUGE_AGE_MAX, Sampler, followers_lag};
 use benches::wire::{settings, setup::PlatformClient};
 use benches::xflow;
 use clap::Parser;
@@ -37,8 +37,6 @@ const REQUEST_BYTES: usize = 55;
 const RESPONSE_BYTES: usize = 46 + 99;
 /// Writes in the durable-write baseline, both halves.
 const BASELINE_WRITES: u64 = 4_000;
-/// Maximum age of the platform's gauges, which are set once per second.
-const GAUGE_AGE_MAX: Duration = Duration::from_millis(1_500);
 /// Maximum wait until settlement and history have no more records.
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Pause between two readings of the gauges.
@@ -247,7 +245,9 @@ fn main() -> anyhow::Result<()> {
         measure_latencies(&args, cores, &platform, &mut connection, instrument)?;
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
-    let samples = sampler.stop();
+    sampler.flow_ended();
+    flow.drain(&mut connection)?;
+    let samples = sampler.finish()?;
     idle.stop()?;
     let status = platform.status(&users[1])?;
     let trading_budget = platform.trading_budget(&users[1])?;

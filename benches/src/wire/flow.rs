@@ -112,10 +112,10 @@ impl Flow {
         }
     }
 
-    /// Runs the flow for the load's duration.
+    /// Runs the flow for the load's duration. Answers may be in flight then: see [`Self::drain`].
     ///
     /// # Errors
-    /// The connection is lost, answers are missing, or the flow ends during the warm-up.
+    /// The connection is lost, or the flow ends during the warm-up.
     pub fn run(
         &mut self,
         connection: &mut Connection,
@@ -135,9 +135,7 @@ impl Flow {
             if is_over {
                 let from = from.context("the flow ended during the warm-up")?;
                 self.counts.seconds = now.duration_since(from).as_secs_f64();
-                let counted = self.counts;
-                self.drain(connection)?;
-                return Ok(counted);
+                return Ok(self.counts);
             }
             let due = load
                 .rate
@@ -152,7 +150,10 @@ impl Flow {
     }
 
     /// Waits for the answers in flight.
-    fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The connection is lost, or answers are missing.
+    pub fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
         let since = Instant::now();
         while self.sent != self.answered {
             anyhow::ensure!(
