@@ -247,7 +247,7 @@ fn main() -> anyhow::Result<()> {
     let counts = flow.run(&mut connection, instrument, &load)?;
     sampler.flow_ended();
     flow.drain(&mut connection)?;
-    let samples = sampler.finish()?;
+    let samples = sampler.finish(counts.seconds)?;
     idle.stop()?;
     let status = platform.status(&users[1])?;
     let trading_budget = platform.trading_budget(&users[1])?;
