@@ -120,6 +120,22 @@ fn flow_of(args: &Args) -> anyhow::Result<xflow::Flow> {
     }
 }
 
+/// The load of the run, as JSON. Without a file, the generator of `benches` made the flow.
+fn load_of(args: &Args, flow: &xflow::Header, mix: &xflow::Mix) -> serde_json::Value {
+    let file = args.file.as_ref().map(|file| file.display().to_string());
+    let rounded = |share: f64| (share * 1e4).round() / 1e4;
+    serde_json::json!({
+        "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
+        "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
+        "seconds": args.seconds,
+        "flow": { "file": file, "profile": flow.profile_name(), "seed": flow.seed },
+        "mix": {
+            "gtc": rounded(mix.gtc), "ioc_fok_market": rounded(mix.immediate),
+            "cancel": rounded(mix.cancels), "amend": rounded(mix.replaces),
+        },
+    })
+}
+
 /// Connects and logs all sessions in. That of the closed loop has channel 0 and belongs to the
 /// first user.
 fn connect(args: &Args, trust: &Trust, users: &[String]) -> anyhow::Result<Connection> {
@@ -231,7 +247,9 @@ fn main() -> anyhow::Result<()> {
         rate: args.rate,
         duration: Duration::from_secs(args.seconds),
     };
-    let mut flow = Flow::new(flow_of(&args)?, &load, 1);
+    let records = flow_of(&args)?;
+    let header = records.header;
+    let mut flow = Flow::new(records, &load, 1);
     let idle = Idle::start(args.trading, &trust, &users[1..], args.idle)?;
     anyhow::ensure!(
         hop::pin(args.core),
@@ -257,11 +275,7 @@ fn main() -> anyhow::Result<()> {
         false => None,
     };
     let report = Report {
-        load: serde_json::json!({
-            "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
-            "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
-            "mix": "47 % orders that rest, 38 % cancels, 8 % amends, 7 % orders that trade",
-        }),
+        load: load_of(&args, &header, &flow.sent_mix()),
         cores,
         settings,
         status,

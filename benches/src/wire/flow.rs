@@ -149,6 +149,11 @@ impl Flow {
         }
     }
 
+    /// Shares of the sent records by operation.
+    pub fn sent_mix(&self) -> xflow::Mix {
+        xflow::Mix::of(&self.records[..self.next])
+    }
+
     /// Waits for the answers in flight.
     ///
     /// # Errors
