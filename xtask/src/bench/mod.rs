@@ -12,7 +12,7 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Subcommand;
 use serde_json::Value;
 
@@ -146,6 +146,19 @@ fn figures(program: &Path, args: &[&str]) -> anyhow::Result<Value> {
     serde_json::from_str(&output).with_context(|| format!("the output is not JSON: {output}"))
 }
 
+/// Share of the seconds of a flow that it must last.
+const LASTED_MIN: f64 = 0.99;
+
+/// Checks that the flow of a run of `wire` has lasted `seconds`. It ends earlier if its requests do.
+fn check_duration(figures: &Value, seconds: u64) -> anyhow::Result<()> {
+    let lasted_s = number(figures, "/duration_s")?;
+    ensure!(
+        lasted_s >= seconds as f64 * LASTED_MIN,
+        "the flow ended after {lasted_s:.1} of {seconds} s: use one with more requests"
+    );
+    Ok(())
+}
+
 /// The figure at a JSON pointer.
 fn number(figures: &Value, pointer: &str) -> anyhow::Result<f64> {
     let number = figures.pointer(pointer).and_then(Value::as_f64);
@@ -167,6 +180,16 @@ mod tests {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![2.0, 1.0]), 2.0);
         assert_eq!(median(Vec::new()), 0.0);
+    }
+
+    #[test]
+    fn a_flow_that_ends_early_is_an_error() {
+        let figures = |lasted_s: f64| serde_json::json!({ "duration_s": lasted_s });
+        check_duration(&figures(59.5), 60).expect("99 %");
+        let error = check_duration(&figures(9.8), 60).expect_err("too short");
+        let error = error.to_string();
+        assert!(error.contains("after 9.8 of 60 s"), "{error}");
+        check_duration(&serde_json::json!({}), 60).expect_err("no duration");
     }
 
     #[test]

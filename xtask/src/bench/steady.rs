@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use serde_json::Value;
 
-use super::{load, number};
+use super::{check_duration, load, number};
 use crate::shell;
 
 /// Lag of settlement that counts as flat whatever it was before.
@@ -24,7 +24,7 @@ const ANSWERED_MIN: f64 = 0.99;
 /// Runs `wire` at a rate with the default bounds on settlement's lag, then proves the balances.
 ///
 /// # Errors
-/// A build or the run fails, the proof finds a difference, or something is not flat.
+/// A build or the run fails, the flow ends early, the proof finds a difference, or something is not flat.
 pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
     let (flow, per_s) = ((rate * (seconds + 1)).to_string(), rate.to_string());
@@ -39,6 +39,7 @@ pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
             &["--url", &url, "proof", "--wait", DRAIN_S],
         )
     })?;
+    check_duration(&found, seconds)?;
     let missed = missed(&found, rate as f64)?;
     ensure!(missed.is_empty(), "not flat: {}", missed.join("; "));
     Ok(())

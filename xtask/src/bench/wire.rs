@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::ensure;
 use serde_json::Value;
 
-use super::{load, median, number};
+use super::{check_duration, load, median, number};
 use Bound::{AtLeast, AtMost};
 
 enum Bound {
@@ -112,8 +112,8 @@ fn lag_growth_ms(run: &Value) -> anyhow::Result<f64> {
 /// echo of the goals.
 ///
 /// # Errors
-/// A build or a run fails, a run's trades differ from the reference book's, or a median misses its
-/// goal.
+/// A build or a run fails, a flow ends early, a run's trades differ from the reference book's, or a
+/// figure misses its goal.
 pub fn run(
     runs: usize,
     seconds: u64,
@@ -128,11 +128,11 @@ pub fn run(
         Some(file) => ["--file", file],
         None => ["--flow", &count],
     };
-    let (seconds, rate) = (seconds.to_string(), rate.to_string());
+    let (time, rate) = (seconds.to_string(), rate.to_string());
     let mut found = Vec::new();
     for _ in 0..runs {
         let args = [
-            &["--seconds", &seconds, "--rate", &rate][..],
+            &["--seconds", &time, "--rate", &rate][..],
             &["--window", "128", "--judge"],
             &flow,
         ];
@@ -141,6 +141,7 @@ pub fn run(
             run[PROBE] = probe.into();
         }
         println!("{run}");
+        check_duration(&run, seconds)?;
         found.push(run);
     }
     report(&found)
