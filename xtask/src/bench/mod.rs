@@ -34,7 +34,8 @@ pub enum Task {
         seconds: u64,
     },
     /// `wire` with its flow at a fixed rate, each run on a new platform. Compares the trades of
-    /// each run with the reference book. Fails if a median misses its goal.
+    /// each run with the reference book. Fails if a median, or the highest lag of the replica in any
+    /// run, misses its goal.
     Wire {
         #[arg(long, default_value_t = 3)]
         runs: usize,

@@ -13,16 +13,30 @@ enum Bound {
     AtMost(f64),
 }
 
-/// A goal on the median of all runs.
+/// The compared figure of several runs.
+#[derive(Clone, Copy)]
+enum Compared {
+    Median,
+    /// For a goal on a maximum: a median would allow peaks above it in half of the runs.
+    Highest,
+}
+
+/// A goal on the median of all runs, or on the highest of them.
 struct Goal {
     name: &'static str,
     /// Reads the figure, or a ratio of figures, from a run.
     of: fn(&Value) -> anyhow::Result<f64>,
     bound: Bound,
+    compared: Compared,
 }
 
 const fn goal(name: &'static str, of: fn(&Value) -> anyhow::Result<f64>, bound: Bound) -> Goal {
-    Goal { name, of, bound }
+    Goal {
+        name,
+        of,
+        bound,
+        compared: Compared::Median,
+    }
 }
 
 /// Growth of the replica's lag, from the median of the second quarter of a run to that of the last
@@ -60,11 +74,14 @@ const GOALS: [Goal; 9] = [
         |run| number(run, "/replica_lag_p50_ms"),
         AtMost(100.0),
     ),
-    goal(
-        "replica lag, maximum of a run, ms",
-        |run| number(run, "/replica_lag_ms"),
-        AtMost(100.0),
-    ),
+    Goal {
+        compared: Compared::Highest,
+        ..goal(
+            "replica lag, maximum of all runs, ms",
+            |run| number(run, "/replica_lag_ms"),
+            AtMost(100.0),
+        )
+    },
     goal(
         "replica lag, growth from the second quarter of a run to the last, ms",
         lag_growth_ms,
@@ -107,9 +124,9 @@ fn lag_growth_ms(run: &Value) -> anyhow::Result<f64> {
     Ok(median(3)? - median(1)?)
 }
 
-/// Prints each run, then each median and whether it meets its goal. `probe_us`: p50 of an echo
-/// outside this repository, measured beside these runs; the smaller of it and `wire`'s own is the
-/// echo of the goals.
+/// Prints each run, then each compared figure and whether it meets its goal. `probe_us`: p50 of an
+/// echo outside this repository, measured beside these runs; the smaller of it and `wire`'s own is
+/// the echo of the goals.
 ///
 /// # Errors
 /// A build or a run fails, a flow ends early, a run's trades differ from the reference book's, or a
@@ -149,14 +166,19 @@ pub fn run(
 
 fn report(runs: &[Value]) -> anyhow::Result<()> {
     let mut missed = Vec::new();
-    for Goal { name, of, bound } in GOALS {
-        let median = median(runs.iter().map(of).collect::<anyhow::Result<_>>()?);
-        let is_met = match bound {
-            AtLeast(min) => median >= min,
-            AtMost(max) => median <= max,
+    for goal in GOALS {
+        let name = goal.name;
+        let figures: Vec<f64> = runs.iter().map(goal.of).collect::<anyhow::Result<_>>()?;
+        let figure = match goal.compared {
+            Compared::Median => median(figures),
+            Compared::Highest => figures.into_iter().fold(0.0, f64::max),
+        };
+        let is_met = match goal.bound {
+            AtLeast(min) => figure >= min,
+            AtMost(max) => figure <= max,
         };
         println!(
-            "{name}: {median:.3}{}",
+            "{name}: {figure:.3}{}",
             if is_met { "" } else { ", not met" }
         );
         if !is_met {
@@ -190,14 +212,21 @@ mod tests {
 
     #[test]
     fn each_median_is_compared_with_its_goal() {
-        let runs = [100.0, 90.0, 900.0].map(|lag_ms| figures(250_000.0, lag_ms));
+        let runs = [250_000.0, 1.0, 260_000.0].map(|per_s| figures(per_s, 100.0));
         report(&runs).expect("all at their goals");
         let error = report(&[figures(249_999.0, 101.0)]).expect_err("two are missed");
         let text = error.to_string();
         assert_eq!(
             text,
-            "not met: durable requests/s; replica lag, maximum of a run, ms"
+            "not met: durable requests/s; replica lag, maximum of all runs, ms"
         );
+    }
+
+    #[test]
+    fn the_highest_lag_of_all_runs_is_compared_with_its_goal() {
+        let runs = [100.0, 90.0, 101.0].map(|lag_ms| figures(250_000.0, lag_ms));
+        let error = report(&runs).expect_err("one run is above").to_string();
+        assert_eq!(error, "not met: replica lag, maximum of all runs, ms");
     }
 
     #[test]
