@@ -164,8 +164,21 @@ pub fn run(
     report(&found)
 }
 
+/// Names the echo that the goals of a run refer to.
+fn echo_of(run: &Value) -> &'static str {
+    match run.get(PROBE) {
+        Some(_) => "echo of the goals: the smaller of wire's own and the floor probe",
+        None => {
+            "echo of the goals: wire's own alone, the floor probe was not measured (--probe-us)"
+        }
+    }
+}
+
 fn report(runs: &[Value]) -> anyhow::Result<()> {
     let mut missed = Vec::new();
+    if let Some(run) = runs.first() {
+        println!("{}", echo_of(run));
+    }
     for goal in GOALS {
         let name = goal.name;
         let figures: Vec<f64> = runs.iter().map(goal.of).collect::<anyhow::Result<_>>()?;
@@ -240,7 +253,9 @@ mod tests {
     #[test]
     fn the_smaller_of_echo_and_probe_is_the_echo_of_the_goals() {
         let mut run = figures(250_000.0, 100.0);
+        assert!(echo_of(&run).contains("was not measured"));
         run[PROBE] = serde_json::json!(25.0);
+        assert!(echo_of(&run).contains("the smaller of"));
         report(std::slice::from_ref(&run)).expect("the echo is smaller");
         run[PROBE] = serde_json::json!(19.0);
         let error = report(&[run]).expect_err("the probe is smaller");
