@@ -5,8 +5,10 @@
 //! system, on the same cores. The measured latency is that of the machine. With a service time it
 //! also contains the queueing delay of a server with that service time.
 //!
+//! [`run_with_plain_client`] has a client that only counts: it is the baseline of the goals.
 //! [`run`] has the client of the measured run, which generates the requests and keeps their state:
-//! its ratio compares the path alone. [`run_with_plain_client`] has one that only counts.
+//! it shows what that client costs on its core. Near that core's capacity the requests wait for it
+//! with and without the path, so a ratio to it hides the path's cost.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;

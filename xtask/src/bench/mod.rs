@@ -90,8 +90,9 @@ pub enum Task {
         seconds: u64,
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
-    /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the figures
-    /// of a server with the same cost per message. Fails if a ratio exceeds its goal, or if the hot
+    /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the bare
+    /// rings with the same client and with the same cost per message. Fails if a ratio to the bare
+    /// rings or the journal's part of the cost of a command exceeds its goal, or if the hot
     /// thread has page faults after the warm-up in the median round.
     Pipeline {
         /// Rounds, each with a run of every load.
