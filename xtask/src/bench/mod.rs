@@ -92,8 +92,9 @@ pub enum Task {
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
     /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the bare
     /// rings with the same client and with the same cost per message. Fails if a ratio to the bare
-    /// rings or the journal's part of the cost of a command exceeds its goal, or if the hot
-    /// thread has page faults after the warm-up in the median round.
+    /// rings or the journal's part of the cost of a command exceeds its goal, or if in any round the
+    /// hot thread has page faults after the warm-up, a request is not submitted, or more than 1 %
+    /// are refused.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
