@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use benches::baseline::{self, EchoLoad, Writes};
+use benches::baseline::{self, EchoLoad, RING, Writes};
 use benches::hop::{self, Percentiles, ping_pong, ring_hop};
 use benches::load::Load;
 use benches::open_loop::{Client, Timing};
@@ -22,8 +22,6 @@ use sequencer::{
     Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, SequencerHandle, Stats, Volatile,
 };
 
-/// Capacity of the client's request and report rings.
-const RING: usize = 4_096;
 /// Round trips of each round-trip measurement.
 const ROUNDS: u64 = 200_000;
 /// Maximum duration of the baseline run, in seconds.
