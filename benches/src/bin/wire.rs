@@ -35,6 +35,9 @@ const INITIAL_UNITS: u64 = 400_000_000;
 const REQUEST_BYTES: usize = 55;
 /// Bytes of a response in the echo: those of `Accepted` and `OrderAck`.
 const RESPONSE_BYTES: usize = 46 + 99;
+/// Maximum round trips of an echo in a half of the baselines, in which the connection is not
+/// polled: half a second.
+const ROUNDS_MAX: usize = 20_000;
 /// Writes in the durable-write baseline, both halves.
 const BASELINE_WRITES: u64 = 4_000;
 /// Maximum wait until settlement and history have no more records.
@@ -196,7 +199,7 @@ fn measure_latencies(
         cores,
         request_bytes: REQUEST_BYTES,
         response_bytes: RESPONSE_BYTES,
-        rounds: args.requests.div_ceil(2),
+        rounds: args.requests.div_ceil(2).min(ROUNDS_MAX),
         writes: BASELINE_WRITES / 2,
     };
     let blocks = BlockFile::create(&args.data_dir)?;
