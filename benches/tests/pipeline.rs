@@ -1,5 +1,5 @@
-//! The baselines of `pipeline`: the client of the measured run, and one that only counts, over rings
-//! without a node.
+//! The baselines of `pipeline`: the client of the measured run, and one that only counts, over
+//! rings without a node.
 
 use std::sync::Arc;
 

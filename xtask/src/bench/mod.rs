@@ -34,8 +34,8 @@ pub enum Task {
         seconds: u64,
     },
     /// `wire` with its flow at a fixed rate, each run on a new platform. Compares the trades of
-    /// each run with the reference book. Fails if a median, or the highest lag of the replica in any
-    /// run, misses its goal.
+    /// each run with the reference book. Fails if a median, or the highest lag of the replica in
+    /// any run, misses its goal.
     Wire {
         #[arg(long, default_value_t = 3)]
         runs: usize,
@@ -92,9 +92,9 @@ pub enum Task {
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
     /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the bare
     /// rings with the same client and with the same cost per message. Fails if a ratio to the bare
-    /// rings or the journal's part of the cost of a command exceeds its goal, or if in any round the
-    /// hot thread has page faults after the warm-up, a request is not submitted, or more than 1 %
-    /// are refused.
+    /// rings or the journal's part of the cost of a command exceeds its goal, or if in any round
+    /// the hot thread has page faults after the warm-up, a request is not submitted, or more than
+    /// 1 % are refused.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
@@ -152,7 +152,7 @@ fn figures(program: &Path, args: &[&str]) -> anyhow::Result<Value> {
 /// Share of the seconds of a flow that it must last.
 const LASTED_MIN: f64 = 0.99;
 
-/// Checks that the flow of a run of `wire` has lasted `seconds`. It ends earlier if its requests do.
+/// Checks that the flow of a run of `wire` has lasted `seconds`. It ends with its last request.
 fn check_duration(figures: &Value, seconds: u64) -> anyhow::Result<()> {
     let lasted_s = number(figures, "/duration_s")?;
     ensure!(

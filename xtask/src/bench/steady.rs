@@ -24,7 +24,8 @@ const ANSWERED_MIN: f64 = 0.99;
 /// Runs `wire` at a rate with the default bounds on settlement's lag, then proves the balances.
 ///
 /// # Errors
-/// A build or the run fails, the flow ends early, the proof finds a difference, or something is not flat.
+/// A build or the run fails, the flow ends early, the proof finds a difference, or something is not
+/// flat.
 pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
     let (flow, per_s) = ((rate * (seconds + 1)).to_string(), rate.to_string());
