@@ -5,8 +5,10 @@
 //! system, on the same cores. The measured latency is that of the machine. With a service time it
 //! also contains the queueing delay of a server with that service time.
 //!
+//! [`run_with_plain_client`] has a client that only counts: it is the baseline of the goals.
 //! [`run`] has the client of the measured run, which generates the requests and keeps their state:
-//! its ratio compares the path alone. [`run_with_plain_client`] has one that only counts.
+//! it shows what that client costs on its core. Near that core's capacity the requests wait for it
+//! with and without the path, so a ratio to it hides the path's cost.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -34,11 +36,11 @@ use crate::hop::{self, Percentiles, Timer, histogram};
 use crate::load::{Load, USERS};
 use crate::open_loop::{Client, Rings, SENT_TOGETHER, Timing};
 
-/// Messages per ring.
-const RING: usize = 4_096;
+/// Messages per ring, here and in the measured run.
+pub const RING: usize = 4_096;
 /// Bytes of a segment, like the journal's.
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// Slots per session of the orders in the reports of the echo: a multiple of the orders that a
+/// Slots per session of the orders in the reports of the echo: some eight times the orders that a
 /// session has open at a time.
 const SESSION_SLOTS: u64 = 64;
 
@@ -147,6 +149,10 @@ struct RequestSlot {
 #[repr(align(64))]
 struct ReportSlot(Report);
 
+// As the node asserts of its own slots, which are private.
+const _: () = assert!(size_of::<ReportSlot>() == 128);
+const _: () = assert!(size_of::<RequestSlot>() <= 192);
+
 /// The client's side of two rings to a thread that answers each request with one report and does
 /// nothing else. It ends when this side is dropped.
 pub struct BareRings {
@@ -173,14 +179,38 @@ impl BareRings {
                 epoch: Sequence::ZERO,
             })
         };
-        let (requests_poller, builder) =
-            build_single_producer(RING, request, BusySpin).new_event_poller();
-        let requests = builder.build();
-        let (reports, builder) = build_single_producer(RING, report, BusySpin).new_event_poller();
-        let producer = builder.build();
-        let thread = std::thread::spawn(move || answer_all(requests_poller, producer, load));
+        let answer = |slot: &RequestSlot| ReportSlot(answer(slot));
+        let (requests, reports, thread) = connect(load, request, report, answer);
         (Self { requests, reports }, thread)
     }
+}
+
+/// The client's side of two rings.
+type ClientSide<Q, R> = (
+    SingleProducer<Q, SingleConsumerBarrier>,
+    EventPoller<R, SingleProducerBarrier>,
+    JoinHandle<()>,
+);
+
+/// Makes two rings of placeholders, and starts a thread that answers each request. It ends when the
+/// client's producer is dropped.
+fn connect<Q, R>(
+    load: EchoLoad,
+    request: impl FnMut() -> Q,
+    report: impl FnMut() -> R,
+    answer: impl Fn(&Q) -> R + Send + 'static,
+) -> ClientSide<Q, R>
+where
+    Q: Send + Sync + 'static,
+    R: Send + Sync + 'static,
+{
+    let (requests_poller, builder) =
+        build_single_producer(RING, request, BusySpin).new_event_poller();
+    let requests = builder.build();
+    let (reports, builder) = build_single_producer(RING, report, BusySpin).new_event_poller();
+    let producer = builder.build();
+    let thread = std::thread::spawn(move || answer_all(requests_poller, producer, load, answer));
+    (requests, reports, thread)
 }
 
 impl Rings for BareRings {
@@ -210,10 +240,11 @@ impl Rings for BareRings {
 }
 
 /// Answers requests until the other side is dropped.
-fn answer_all(
-    mut requests: EventPoller<RequestSlot, SingleProducerBarrier>,
-    mut reports: SingleProducer<ReportSlot, SingleConsumerBarrier>,
+fn answer_all<Q, R>(
+    mut requests: EventPoller<Q, SingleProducerBarrier>,
+    mut reports: SingleProducer<R, SingleConsumerBarrier>,
     load: EchoLoad,
+    answer: impl Fn(&Q) -> R,
 ) {
     hop::pin(load.core);
     let timer = Timer::start();
@@ -223,7 +254,7 @@ fn answer_all(
                 for slot in &mut slots {
                     spin(&timer, load.service_ns);
                     let report = answer(slot);
-                    reports.publish(|slot| *slot = ReportSlot(report));
+                    reports.publish(|slot| *slot = report);
                 }
             }
             Err(Polling::NoEvents) => spin_loop(),
@@ -285,8 +316,9 @@ fn answer(slot: &RequestSlot) -> Report {
     Report::SessionMessage(stamp, message)
 }
 
-/// Handle of a session's order. The slots of the open orders differ, and all of them fit the cache,
-/// like the node's.
+/// Handle of a session's order. All slots fit the cache, like the node's. An order that is open for
+/// longer than the session's next [`SESSION_SLOTS`] orders shares its slot with one of them: the
+/// end of one then ends the other in the client's state, so the client cancels a little less.
 fn slot_of(session: SessionIx, client_order_id: u64) -> Handle {
     let session = session.index() % USERS;
     let slot = session as u64 * SESSION_SLOTS + client_order_id % SESSION_SLOTS;
@@ -312,33 +344,11 @@ fn run_echo(load: EchoLoad) -> Percentiles {
         seconds,
         warm_up,
     } = load.timing;
-    let (mut requests, builder) =
-        build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
-    let mut request_producer = builder.build();
-    let (mut reports, builder) =
-        build_single_producer(RING, || [0u64; 8], BusySpin).new_event_poller();
-    let mut report_producer = builder.build();
+    let first_line =
+        |message: &RequestMessage| -> ReportMessage { message[..8].try_into().expect("two lines") };
+    let (mut requests, mut reports, thread) =
+        connect(load, || [0u64; 16], || [0u64; 8], first_line);
     let total = rate * (warm_up + seconds);
-    let other = std::thread::spawn(move || {
-        hop::pin(load.core);
-        let timer = Timer::start();
-        let mut left = total;
-        while left > 0 {
-            let Ok(mut messages) = requests.poll() else {
-                spin_loop();
-                continue;
-            };
-            for message in &mut messages {
-                let message: &RequestMessage = message;
-                spin(&timer, load.service_ns);
-                let report: ReportMessage = message[..8].try_into().expect("the first line");
-                report_producer.publish(|slot| *slot = report);
-                left -= 1;
-            }
-        }
-        // Dropping the producer closes the ring: keep it until the client has read the last report.
-        report_producer
-    });
     let mut times = histogram();
     let warm_up_end_ns = warm_up * 1_000_000_000;
     let due_ns = |number: u64| number * 1_000_000_000 / rate;
@@ -350,9 +360,7 @@ fn run_echo(load: EchoLoad) -> Percentiles {
             let is_sent = sent < total
                 && in_flight.len() < RING
                 && timer.ns() >= next_due_ns
-                && request_producer
-                    .try_publish(|slot| *slot = [sent; 16])
-                    .is_ok();
+                && requests.try_publish(|slot| *slot = [sent; 16]).is_ok();
             if !is_sent {
                 break;
             }
@@ -373,7 +381,9 @@ fn run_echo(load: EchoLoad) -> Percentiles {
             }
         }
     }
-    drop(other.join().expect("the echo panicked"));
+    // Ends the echo thread.
+    drop(requests);
+    thread.join().expect("the echo panicked");
     Percentiles::of(&times)
 }
 

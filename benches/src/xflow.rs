@@ -59,6 +59,35 @@ pub struct Record {
     pub quantity: u64,
 }
 
+/// Shares of records by operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mix {
+    /// GTC orders, which rest unless they cross.
+    pub gtc: f64,
+    /// IOC, FOK and market orders.
+    pub immediate: f64,
+    pub cancels: f64,
+    pub replaces: f64,
+}
+
+impl Mix {
+    pub fn of(records: &[Record]) -> Self {
+        let share = |is_counted: fn(Op) -> bool| {
+            let count = records
+                .iter()
+                .filter(|record| is_counted(record.op))
+                .count();
+            count as f64 / records.len().max(1) as f64
+        };
+        Self {
+            gtc: share(|op| op == Op::New(Kind::Gtc)),
+            immediate: share(|op| matches!(op, Op::New(kind) if kind != Kind::Gtc)),
+            cancels: share(|op| op == Op::Cancel),
+            replaces: share(|op| matches!(op, Op::Replace { .. })),
+        }
+    }
+}
+
 /// Properties of the file and its expected result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
@@ -270,4 +299,35 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 fn word32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mix_is_counted_from_the_records() {
+        let replace = Op::Replace { keeps_place: false };
+        let gtc = Op::New(Kind::Gtc);
+        let ops = [gtc, gtc, Op::New(Kind::Market), Op::New(Kind::Ioc)];
+        let ops = [&ops[..], &[Op::Cancel, Op::Cancel, Op::Cancel, replace]].concat();
+        let records: Vec<Record> = ops
+            .into_iter()
+            .map(|op| Record {
+                op,
+                side: 0,
+                account: 1,
+                id: 1,
+                price: 1,
+                quantity: 1,
+            })
+            .collect();
+        let expected = Mix {
+            gtc: 0.25,
+            immediate: 0.25,
+            cancels: 0.375,
+            replaces: 0.125,
+        };
+        assert_eq!(Mix::of(&records), expected);
+    }
 }

@@ -1,8 +1,9 @@
-//! The baseline of `pipeline` has the client of the measured run, over rings without a node.
+//! The baselines of `pipeline`: the client of the measured run, and one that only counts, over
+//! rings without a node.
 
 use std::sync::Arc;
 
-use benches::baseline::{BareRings, EchoLoad};
+use benches::baseline::{self, BareRings, EchoLoad};
 use benches::load::Load;
 use benches::open_loop::{Client, Timing};
 use sequencer::{Backlog, Bounds, Config, Layout, Volatile};
@@ -13,6 +14,12 @@ const TIMING: Timing = Timing {
     warm_up: 0,
 };
 
+const ECHO: EchoLoad = EchoLoad {
+    timing: TIMING,
+    core: 0,
+    service_ns: 0,
+};
+
 #[test]
 fn the_bare_rings_answer_every_request_of_the_client() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -21,12 +28,7 @@ fn the_bare_rings_answer_every_request_of_the_client() {
     let node = Volatile::start(config, Arc::new(Backlog::new(Bounds::NONE))).expect("starts");
     let mut ring = node.port().rings(1_024, Arc::default()).expect("rings");
     let mut load = Load::open(&node.port(), &mut ring, 1, 1).expect("users and sessions");
-    let echo = EchoLoad {
-        timing: TIMING,
-        core: 0,
-        service_ns: 0,
-    };
-    let (rings, thread) = BareRings::connect(echo);
+    let (rings, thread) = BareRings::connect(ECHO);
     let mut client = Client::new(rings, &mut load, None);
     client.run(TIMING).expect("answered");
     let results = &client.results;
@@ -38,4 +40,10 @@ fn the_bare_rings_answer_every_request_of_the_client() {
     );
     drop(client);
     thread.join().expect("ends with the client");
+}
+
+#[test]
+fn the_bare_rings_answer_a_client_that_only_counts() {
+    let times = baseline::run_with_plain_client(ECHO, None).expect("answered");
+    assert!(times.p50_ns > 0, "{times}");
 }

@@ -91,7 +91,8 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
 }
 
 /// Sets the gauges until shutdown: levels per side of every book, as GetOrderBook counts them
-/// (R276), the lag of replica, history and settlement, and page faults of the hot thread.
+/// (R276), the last assigned sequence, the lag of replica, history and settlement behind it, and
+/// page faults of the hot thread.
 ///
 /// `replica_lag_records` is a sample. `replica_lag_records_max` is the highest lag of the last
 /// [`LAG_INTERVALS`] intervals, which the replica keeps itself.
@@ -103,6 +104,7 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
             let assigned = market.replica.assigned();
             assigned.get().saturating_sub(position.get()) as f64
         };
+        metrics::gauge!("journal_assigned_sequence").set(market.replica.assigned().get() as f64);
         metrics::gauge!("replica_lag_records").set(lag(market.replica.position()));
         let highest = lag_max.add(market.replica.take_lag_max());
         metrics::gauge!("replica_lag_records_max").set(highest as f64);

@@ -2,7 +2,8 @@
 //! ring.
 //!
 //! The client ([`benches::open_loop`]) sends requests at a fixed rate regardless of the answers.
-//! The baseline is the same client over bare rings.
+//! The baseline is a client that only counts, over bare rings; the same client over bare rings
+//! shows what the client costs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use benches::baseline::{self, EchoLoad, Writes};
+use benches::baseline::{self, EchoLoad, RING, Writes};
 use benches::hop::{self, Percentiles, ping_pong, ring_hop};
 use benches::load::Load;
 use benches::open_loop::{Client, Timing};
@@ -21,8 +22,6 @@ use sequencer::{
     Backlog, Bounds, Commit, Config, InlineNode, Layout, Port, SequencerHandle, Stats, Volatile,
 };
 
-/// Capacity of the client's request and report rings.
-const RING: usize = 4_096;
 /// Round trips of each round-trip measurement.
 const ROUNDS: u64 = 200_000;
 /// Maximum duration of the baseline run, in seconds.
@@ -277,7 +276,7 @@ fn main() -> anyhow::Result<()> {
         let writes = writes.map(|writes| (writes, dir.as_path()));
         baseline::run(echo(service_ns), writes, &mut load, node.commit())
     };
-    let baseline = bare_rings(0)?;
+    let same_client = bare_rings(0)?;
     let serving = args.service_ns.map(bare_rings).transpose()?;
     let dir = dir_of("plain");
     let plain_writes = writes.map(|writes| (writes, dir.as_path()));
@@ -316,7 +315,7 @@ fn main() -> anyhow::Result<()> {
                 "durable": durable.map(|percentiles| percentiles.json()),
                 "pingpong_p50_ns": before.p50_ns,
                 "pingpong_after_p50_ns": after.p50_ns,
-                "floor": baseline.json(),
+                "floor": same_client.json(),
                 "floor_service": serving.map(|percentiles| percentiles.json()),
                 "floor_plain": plain.json(),
                 "floor_writes": writes.map(|writes| writes.json()),
@@ -351,10 +350,10 @@ fn main() -> anyhow::Result<()> {
         println!("{faults} page faults of the hot thread after the warm-up");
     }
     println!("accepted: {accepted}");
-    println!("baseline: {baseline} (the same client and load over bare rings)");
-    println!("          {plain} (the same with a client that only counts)");
+    println!("baseline: {plain} (the same rate over bare rings, a client that only counts)");
+    println!("          {same_client} (the client and load of the run over bare rings)");
     if let (Some(serving), Some(service_ns)) = (&serving, args.service_ns) {
-        println!("          {serving} (the same with {service_ns} ns of work per message)");
+        println!("          {serving} (that with {service_ns} ns of work per message)");
     }
     if let Some(writes) = writes {
         println!(

@@ -18,7 +18,7 @@ use benches::wire::flow::{Flow, Load};
 use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Verified};
 use benches::wire::report::Report;
-use benches::wire::sample::{Sampler, followers_lag};
+use benches::wire::sample::{GAUGE_AGE_MAX, Sampler, followers_lag};
 use benches::wire::{settings, setup::PlatformClient};
 use benches::xflow;
 use clap::Parser;
@@ -35,10 +35,11 @@ const INITIAL_UNITS: u64 = 400_000_000;
 const REQUEST_BYTES: usize = 55;
 /// Bytes of a response in the echo: those of `Accepted` and `OrderAck`.
 const RESPONSE_BYTES: usize = 46 + 99;
+/// Maximum round trips of an echo in a half of the baselines, in which the connection is not
+/// polled: half a second.
+const ROUNDS_MAX: usize = 20_000;
 /// Writes in the durable-write baseline, both halves.
 const BASELINE_WRITES: u64 = 4_000;
-/// Maximum age of the platform's gauges, which are set once per second.
-const GAUGE_AGE_MAX: Duration = Duration::from_millis(1_500);
 /// Maximum wait until settlement and history have no more records.
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Pause between two readings of the gauges.
@@ -122,6 +123,22 @@ fn flow_of(args: &Args) -> anyhow::Result<xflow::Flow> {
     }
 }
 
+/// The load of the run, as JSON. Without a file, the generator of `benches` made the flow.
+fn load_of(args: &Args, flow: &xflow::Header, mix: &xflow::Mix) -> serde_json::Value {
+    let file = args.file.as_ref().map(|file| file.display().to_string());
+    let rounded = |share: f64| (share * 1e4).round() / 1e4;
+    serde_json::json!({
+        "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
+        "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
+        "seconds": args.seconds,
+        "flow": { "file": file, "profile": flow.profile_name(), "seed": flow.seed },
+        "mix": {
+            "gtc": rounded(mix.gtc), "ioc_fok_market": rounded(mix.immediate),
+            "cancel": rounded(mix.cancels), "amend": rounded(mix.replaces),
+        },
+    })
+}
+
 /// Connects and logs all sessions in. That of the closed loop has channel 0 and belongs to the
 /// first user.
 fn connect(args: &Args, trust: &Trust, users: &[String]) -> anyhow::Result<Connection> {
@@ -182,7 +199,7 @@ fn measure_latencies(
         cores,
         request_bytes: REQUEST_BYTES,
         response_bytes: RESPONSE_BYTES,
-        rounds: args.requests.div_ceil(2),
+        rounds: args.requests.div_ceil(2).min(ROUNDS_MAX),
         writes: BASELINE_WRITES / 2,
     };
     let blocks = BlockFile::create(&args.data_dir)?;
@@ -233,7 +250,9 @@ fn main() -> anyhow::Result<()> {
         rate: args.rate,
         duration: Duration::from_secs(args.seconds),
     };
-    let mut flow = Flow::new(flow_of(&args)?, &load, 1);
+    let records = flow_of(&args)?;
+    let header = records.header;
+    let mut flow = Flow::new(records, &load, 1);
     let idle = Idle::start(args.trading, &trust, &users[1..], args.idle)?;
     anyhow::ensure!(
         hop::pin(args.core),
@@ -247,7 +266,9 @@ fn main() -> anyhow::Result<()> {
         measure_latencies(&args, cores, &platform, &mut connection, instrument)?;
     let sampler = Sampler::start(args.rpc);
     let counts = flow.run(&mut connection, instrument, &load)?;
-    let samples = sampler.stop();
+    sampler.flow_ended();
+    flow.drain(&mut connection)?;
+    let samples = sampler.finish(counts.seconds)?;
     idle.stop()?;
     let status = platform.status(&users[1])?;
     let trading_budget = platform.trading_budget(&users[1])?;
@@ -257,11 +278,7 @@ fn main() -> anyhow::Result<()> {
         false => None,
     };
     let report = Report {
-        load: serde_json::json!({
-            "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
-            "idle_sessions": args.idle, "window": args.window, "rate": args.rate,
-            "mix": "47 % orders that rest, 38 % cancels, 8 % amends, 7 % orders that trade",
-        }),
+        load: load_of(&args, &header, &flow.sent_mix()),
         cores,
         settings,
         status,

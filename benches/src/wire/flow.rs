@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use client::spinning::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use types::{CancelReason, OrderType, Side, TimeInForce};
+use types::{CancelReason, OrderType, RejectReason, Side, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use crate::xflow::{self, Kind, Op, Record};
@@ -34,7 +34,7 @@ pub struct Load {
 /// Counters after the warm-up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Requests answered durably.
+    /// Requests whose command is durable: the answer is numbered and is no `Rejected`.
     pub durable: u64,
     /// Rejected requests, without those of `too_late`.
     pub refused: u64,
@@ -44,6 +44,29 @@ pub struct Counts {
     /// Orders cancelled by self-trade prevention.
     pub prevented: u64,
     pub seconds: f64,
+}
+
+impl Counts {
+    /// Answered requests.
+    pub fn answered(&self) -> u64 {
+        self.durable + self.refused + self.too_late
+    }
+
+    /// Counts a message to one of the sessions.
+    fn add(&mut self, message: &ServerMessage) {
+        match message {
+            ServerMessage::Rejected(m) => match m.reason {
+                RejectReason::UnknownOrder | RejectReason::OrderNotOpen => self.too_late += 1,
+                _ => self.refused += 1,
+            },
+            ServerMessage::Fill(fill) => self.trades += u64::from(fill.aggressor),
+            // It answers no request.
+            ServerMessage::Cancelled(m) if m.reason == CancelReason::SelfTrade => {
+                self.prevented += 1;
+            }
+            other => self.durable += u64::from(other.answers() != 0),
+        }
+    }
 }
 
 /// An order of the flow.
@@ -89,10 +112,10 @@ impl Flow {
         }
     }
 
-    /// Runs the flow for the load's duration.
+    /// Runs the flow for the load's duration. Answers may be in flight then: see [`Self::drain`].
     ///
     /// # Errors
-    /// The connection is lost, answers are missing, or the flow ends during the warm-up.
+    /// The connection is lost, or the flow ends during the warm-up.
     pub fn run(
         &mut self,
         connection: &mut Connection,
@@ -112,9 +135,7 @@ impl Flow {
             if is_over {
                 let from = from.context("the flow ended during the warm-up")?;
                 self.counts.seconds = now.duration_since(from).as_secs_f64();
-                let counted = self.counts;
-                self.drain(connection)?;
-                return Ok(counted);
+                return Ok(self.counts);
             }
             let due = load
                 .rate
@@ -128,8 +149,16 @@ impl Flow {
         }
     }
 
+    /// Shares of the sent records by operation.
+    pub fn sent_mix(&self) -> xflow::Mix {
+        xflow::Mix::of(&self.records[..self.next])
+    }
+
     /// Waits for the answers in flight.
-    fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The connection is lost, or answers are missing.
+    pub fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
         let since = Instant::now();
         while self.sent != self.answered {
             anyhow::ensure!(
@@ -183,24 +212,11 @@ impl Flow {
             any = true;
             if report.message.answers() != 0 {
                 answered[usize::from(report.channel)] += 1;
-                counts.durable += 1;
             }
-            match &report.message {
-                ServerMessage::Fill(fill) => {
-                    orders[fill.client_order_id as usize].filled += fill.quantity_lots;
-                    counts.trades += u64::from(fill.aggressor);
-                }
-                ServerMessage::Rejected(m) => match m.reason {
-                    types::RejectReason::UnknownOrder | types::RejectReason::OrderNotOpen => {
-                        counts.too_late += 1;
-                    }
-                    _ => counts.refused += 1,
-                },
-                ServerMessage::Cancelled(m) => {
-                    counts.prevented += u64::from(m.reason == CancelReason::SelfTrade);
-                }
-                _ => {}
+            if let ServerMessage::Fill(fill) = &report.message {
+                orders[fill.client_order_id as usize].filled += fill.quantity_lots;
             }
+            counts.add(&report.message);
         }
         any
     }
@@ -260,5 +276,56 @@ fn message(record: &Record, filled: u64, price_offset: i64, instrument: u32) -> 
             new_client_order_id: 0,
         }
         .into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use types::command::RequestKind;
+    use wire::{Cancelled, Rejected};
+
+    use super::*;
+
+    fn rejected(reason: RejectReason) -> ServerMessage {
+        Rejected {
+            client_seq: 4,
+            client_order_id: 2,
+            engine_order_id: 0,
+            request: RequestKind::Cancel,
+            reason,
+            limit: 0,
+            node_sequence: 0,
+            time_ns: 0,
+            received_ns: 0,
+        }
+        .into()
+    }
+
+    fn cancelled(client_seq: u64, reason: CancelReason) -> ServerMessage {
+        Cancelled {
+            client_seq,
+            client_order_id: 2,
+            engine_order_id: 3,
+            instrument: 0,
+            reason,
+            quantity_lots: 1,
+            node_sequence: 5,
+            time_ns: 6,
+            received_ns: 6,
+        }
+        .into()
+    }
+
+    #[test]
+    fn refused_requests_are_not_durable() {
+        let mut counts = Counts::default();
+        counts.add(&rejected(RejectReason::UnknownOrder));
+        counts.add(&rejected(RejectReason::OrderNotOpen));
+        counts.add(&rejected(RejectReason::Throttle));
+        assert_eq!((counts.durable, counts.too_late, counts.refused), (0, 2, 1));
+        counts.add(&cancelled(4, CancelReason::UserRequest));
+        counts.add(&cancelled(0, CancelReason::SelfTrade));
+        assert_eq!((counts.durable, counts.prevented), (1, 1));
+        assert_eq!(counts.answered(), 4);
     }
 }

@@ -7,7 +7,7 @@ use super::baselines::Baselines;
 use super::closed_loop::Latencies;
 use super::flow::Counts;
 use super::reference::Verified;
-use super::sample::Sample;
+use super::sample::{Sample, Samples};
 use super::settings::Settings;
 use super::setup::Status;
 use crate::median;
@@ -24,8 +24,7 @@ pub struct Report {
     pub latencies: Latencies,
     pub baselines: Baselines,
     pub counts: Counts,
-    /// One per second of the flow.
-    pub samples: Vec<Sample>,
+    pub samples: Samples,
     /// `None` without a replay of the journal.
     pub verified: Option<Verified>,
 }
@@ -34,7 +33,8 @@ impl Report {
     /// All figures, by name.
     pub fn json(&self) -> Value {
         let (settings, counts) = (&self.settings, &self.counts);
-        let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
+        let share = |part: u64| part as f64 / counts.answered().max(1) as f64;
+        let per_s = |requests: u64| (requests as f64 / counts.seconds).round();
         let mut figures = json!({
             "load": self.load,
             "cores": self.cores,
@@ -48,7 +48,8 @@ impl Report {
             "accepted": percentiles(&self.latencies.accepted),
             "durable": percentiles(&self.latencies.durable),
             "durable_floor": percentiles(&self.baselines.durable),
-            "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
+            "orders_per_s": per_s(counts.durable),
+            "answered_per_s": per_s(counts.answered()),
             "reject_rate": share(counts.refused),
             "too_late_rate": share(counts.too_late),
             "self_trade_rate": share(counts.prevented),
@@ -73,40 +74,48 @@ fn percentiles(histogram: &Histogram<u64>) -> Value {
 }
 
 /// Rates and lags during the flow.
-fn load_metrics(samples: &[Sample], counts: &Counts) -> Value {
-    let per_s = counts.durable as f64 / counts.seconds;
-    let max_of = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-    // The first sample is taken one second into the flow.
-    let growth = |of: fn(&Sample) -> f64| match samples {
-        [first, .., last] => of(last) - of(first),
+fn load_metrics(samples: &Samples, counts: &Counts) -> Value {
+    let Samples {
+        seconds,
+        end,
+        after,
+    } = samples;
+    let max_of = |of: fn(&Sample) -> f64| {
+        let all = seconds.iter().chain([end, after]);
+        all.map(of).fold(0.0, f64::max)
+    };
+    // Rates are those between two samples of the flow: the first one is taken one second into it,
+    // and the last one before its end, so that neither includes time without requests.
+    let rate = |of: fn(&Sample) -> f64| match &seconds[..] {
+        [first, .., last] => {
+            (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64()
+        }
         _ => 0.0,
     };
-    let sampled_s = match samples {
-        [first, .., last] => last.at.duration_since(first.at).as_secs_f64(),
-        _ => f64::INFINITY,
-    };
-    // A follower processes records at the arrival rate minus the growth of its lag.
-    let processed_per_s =
-        |of: fn(&Sample) -> f64| (per_s - growth(of) / sampled_s).max(0.0).round();
+    let per_s = rate(|s| s.assigned);
+    // A follower processes the assigned records that it does not lag by.
+    let processed_per_s = |lag_growth_per_s: f64| (per_s - lag_growth_per_s).max(0.0).round();
     let trades_per_s = (counts.trades as f64 / counts.seconds).max(1.0);
     // Time to post the records that are not in the ledger, plus time to finalize the posted trades.
     let settlement_lag_s = |s: &Sample| s.settlement_lag / per_s + s.trades_pending / trades_per_s;
     let ms = |records: f64| (records / per_s * 1e5).round() / 100.0;
-    let lags_ms: Vec<f64> = samples.iter().map(|s| ms(s.replica_lag)).collect();
+    let lags_ms: Vec<f64> = seconds.iter().map(|s| ms(s.replica_lag)).collect();
+    let faults_before = seconds.first().map_or(end.page_faults, |s| s.page_faults);
     json!({
+        "records_per_s": per_s.round(),
         "replica_lag_ms": ms(max_of(|s| s.replica_lag.max(s.replica_lag_max))),
         "replica_lags_ms": lags_ms,
         "replica_lag_p50_ms": median(lags_ms.clone()),
         "replica_lag_quarters_ms": quarters(&lags_ms),
-        "history_per_s": processed_per_s(|s| s.history_lag),
-        "settlement_per_s": processed_per_s(|s| s.settlement_lag),
+        "history_per_s": processed_per_s(rate(|s| s.history_lag)),
+        "settlement_per_s": processed_per_s(rate(|s| s.settlement_lag)),
         "settlement_lag_records": max_of(|s| s.settlement_lag),
-        "settlement_lag_end_s": samples.last().map_or(0.0, settlement_lag_s),
-        "trades_final_per_s": (growth(|s| s.trades_final) / sampled_s).round(),
+        "settlement_lag_end_s": settlement_lag_s(end),
+        "trades_final_per_s": rate(|s| s.trades_final).round(),
         "intake_stage": max_of(|s| s.stage),
-        "hot_page_faults": growth(|s| s.page_faults),
+        "hot_page_faults": after.page_faults - faults_before,
         "rss_mb": (max_of(|s| s.resident_bytes) / 1e6).round(),
-        "tenths": tenths(samples, settlement_lag_s, per_s),
+        "tenths": tenths(seconds, settlement_lag_s, per_s),
     })
 }
 
@@ -161,7 +170,9 @@ mod tests {
     ];
     const DISTRIBUTIONS: [&str; 5] = ["echo", "net", "accepted", "durable", "durable_floor"];
     /// Figures of `cargo xtask bench`, and settings.
-    const FURTHER: [&str; 18] = [
+    const FURTHER: [&str; 20] = [
+        "records_per_s",
+        "answered_per_s",
         "load",
         "bounds",
         "trading_budget",
@@ -182,9 +193,10 @@ mod tests {
         "tenths",
     ];
 
-    fn sample(second: u64, replica_lag: f64, replica_lag_max: f64) -> Sample {
+    fn sample(at: Instant, second: u32, replica_lag: f64, replica_lag_max: f64) -> Sample {
         Sample {
-            at: Instant::now() + Duration::from_secs(second),
+            at: at + Duration::from_secs(second.into()),
+            assigned: f64::from(second) * 1_000.0,
             replica_lag,
             replica_lag_max,
             history_lag: 0.0,
@@ -198,9 +210,14 @@ mod tests {
     }
 
     /// A run of 1,000 requests/s with these samples of the replica's lag and its maximum, in
-    /// records.
+    /// records. The last one is also that of the end and that after it.
     fn report(lags: &[(f64, f64)]) -> Report {
+        let begun = Instant::now();
         let samples = lags.iter().zip(1..);
+        let seconds: Vec<Sample> = samples
+            .map(|((lag, highest), second)| sample(begun, second, *lag, *highest))
+            .collect();
+        let last = *seconds.last().expect("at least one sample");
         Report {
             load: json!({}),
             cores: 2,
@@ -228,9 +245,11 @@ mod tests {
                 seconds: 10.0,
                 ..Counts::default()
             },
-            samples: samples
-                .map(|((lag, highest), second)| sample(second, *lag, *highest))
-                .collect(),
+            samples: Samples {
+                seconds,
+                end: last,
+                after: last,
+            },
             verified: None,
         }
     }
@@ -261,10 +280,46 @@ mod tests {
     }
 
     #[test]
+    fn refused_requests_are_answered_but_not_durable() {
+        let mut report = report(&[(1.0, 1.0); 4]);
+        report.counts.refused = 1_000;
+        report.counts.too_late = 9_000;
+        let figures = report.json();
+        assert_eq!(figures["orders_per_s"], 1_000.0);
+        assert_eq!(figures["answered_per_s"], 2_000.0);
+        assert_eq!(figures["reject_rate"], 0.05);
+        assert_eq!(figures["too_late_rate"], 0.45);
+    }
+
+    #[test]
     fn the_highest_lag_includes_peaks_that_no_sample_has() {
         let figures = report(&[(2.0, 3.0), (4.0, 250.0), (1.0, 250.0)]).json();
         assert_eq!(figures["replica_lag_ms"], 250.0);
         assert_eq!(figures["replica_lag_p50_ms"], 2.0);
+    }
+
+    #[test]
+    fn the_highest_lag_includes_a_peak_in_the_last_second() {
+        let mut report = report(&[(2.0, 3.0); 4]);
+        report.samples.after.replica_lag_max = 270.0;
+        assert_eq!(report.json()["replica_lag_ms"], 270.0);
+    }
+
+    #[test]
+    fn rates_and_lag_exclude_the_time_after_the_flow() {
+        let mut report = report(&[(1.0, 1.0); 5]);
+        for (second, number) in report.samples.seconds.iter_mut().zip(1_u32..) {
+            // It processes 100 of the 1,000 records per second.
+            second.settlement_lag = 900.0 * f64::from(number);
+            second.history_lag = 10.0;
+        }
+        report.samples.end.settlement_lag = 4_500.0;
+        report.samples.after.settlement_lag = 4_000.0;
+        let figures = report.json();
+        assert_eq!(figures["records_per_s"], 1_000.0);
+        assert_eq!(figures["settlement_per_s"], 100.0);
+        assert_eq!(figures["history_per_s"], 1_000.0);
+        assert_eq!(figures["settlement_lag_end_s"], 4.5);
     }
 
     #[test]

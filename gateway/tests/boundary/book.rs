@@ -395,6 +395,7 @@ async fn metrics_of_trading_grow_with_logins_and_requests() {
     let (_, metrics) = http_get(address, "/metrics", "").await;
     assert!(metrics.contains("trading_packets_lost_total "));
     assert!(metrics.contains("replica_lag_records_max "));
+    assert!(sample(&metrics, "journal_assigned_sequence") > 0);
     assert!(!metrics.contains("trading_messages_compared_total{outcome=\"differs\"}"));
     stop.cancel();
     serving.await.unwrap();

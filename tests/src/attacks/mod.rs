@@ -258,7 +258,7 @@ impl Stage {
         if kind == Kind::OrderSlots && !plan.is_long() {
             verdict.caches_bytes = LEDGER_CACHE;
         }
-        // The run before has had its time to release memory.
+        // In a long plan the run before has had its time to release memory.
         verdict.resident_bytes.push(self.resident_bytes());
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {

@@ -12,7 +12,7 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Subcommand;
 use serde_json::Value;
 
@@ -34,7 +34,8 @@ pub enum Task {
         seconds: u64,
     },
     /// `wire` with its flow at a fixed rate, each run on a new platform. Compares the trades of
-    /// each run with the reference book. Fails if a median misses its goal.
+    /// each run with the reference book. Fails if a median, or the highest lag of the replica in
+    /// any run, misses its goal.
     Wire {
         #[arg(long, default_value_t = 3)]
         runs: usize,
@@ -89,9 +90,11 @@ pub enum Task {
         seconds: u64,
     },
     /// `pipeline` at 60 % and 20 % of the round's inline capacity, at 1,000,000/s and at
-    /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the figures
-    /// of a server with the same cost per message. Fails if a ratio exceeds its goal, or if the hot
-    /// thread has page faults after the warm-up in the median round.
+    /// 1,500,000/s. Prints medians over the rounds, their ratios to the bare rings, and the bare
+    /// rings with the same client and with the same cost per message. Fails if a ratio to the bare
+    /// rings or the journal's part of the cost of a command exceeds its goal, or if in any round
+    /// the hot thread has page faults after the warm-up, a request is not submitted, or more than
+    /// 1 % are refused.
     Pipeline {
         /// Rounds, each with a run of every load.
         #[arg(long, default_value_t = 9)]
@@ -146,6 +149,19 @@ fn figures(program: &Path, args: &[&str]) -> anyhow::Result<Value> {
     serde_json::from_str(&output).with_context(|| format!("the output is not JSON: {output}"))
 }
 
+/// Share of the seconds of a flow that it must last.
+const LASTED_MIN: f64 = 0.99;
+
+/// Checks that the flow of a run of `wire` has lasted `seconds`. It ends with its last request.
+fn check_duration(figures: &Value, seconds: u64) -> anyhow::Result<()> {
+    let lasted_s = number(figures, "/duration_s")?;
+    ensure!(
+        lasted_s >= seconds as f64 * LASTED_MIN,
+        "the flow ended after {lasted_s:.1} of {seconds} s: use one with more requests"
+    );
+    Ok(())
+}
+
 /// The figure at a JSON pointer.
 fn number(figures: &Value, pointer: &str) -> anyhow::Result<f64> {
     let number = figures.pointer(pointer).and_then(Value::as_f64);
@@ -167,6 +183,16 @@ mod tests {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![2.0, 1.0]), 2.0);
         assert_eq!(median(Vec::new()), 0.0);
+    }
+
+    #[test]
+    fn a_flow_that_ends_early_is_an_error() {
+        let figures = |lasted_s: f64| serde_json::json!({ "duration_s": lasted_s });
+        check_duration(&figures(59.5), 60).expect("99 %");
+        let error = check_duration(&figures(9.8), 60).expect_err("too short");
+        let error = error.to_string();
+        assert!(error.contains("after 9.8 of 60 s"), "{error}");
+        check_duration(&serde_json::json!({}), 60).expect_err("no duration");
     }
 
     #[test]

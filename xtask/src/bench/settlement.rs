@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 
-use super::{load, number};
+use super::{check_duration, load, number};
 use crate::shell;
 
 /// Maximum lag of settlement at the end of the second run.
@@ -14,13 +14,14 @@ const FLOW_REQUESTS: u64 = 24_000_000;
 /// Prints the figures of both runs.
 ///
 /// # Errors
-/// A build or a run fails, settlement lags, or the proof finds a difference.
+/// A build or a run fails, a flow ends early, settlement lags, or the proof finds a difference.
 pub fn run(seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
-    let seconds = seconds.to_string();
+    let time = seconds.to_string();
     let requests = FLOW_REQUESTS.to_string();
-    let full = load::figures(&program, &["--seconds", &seconds, "--flow", &requests])?;
+    let full = load::figures(&program, &["--seconds", &time, "--flow", &requests])?;
     println!("{full}");
+    check_duration(&full, seconds)?;
     let posted = number(&full, "/settlement_per_s")?;
     let finalized = number(&full, "/trades_final_per_s")?;
     ensure!(
@@ -38,13 +39,14 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     let rate = rate.to_string();
     let half = load::figures_then(
         &program,
-        &["--seconds", &seconds, "--rate", &rate],
+        &["--seconds", &time, "--rate", &rate],
         |half, platform, address| {
             println!("{half}");
             let (platform, url) = (platform.to_string_lossy(), format!("http://{address}"));
             shell::run(&shell::root(), &platform, &["--url", &url, "proof"])
         },
     )?;
+    check_duration(&half, seconds)?;
     let lag = number(&half, "/settlement_lag_end_s")?;
     println!(
         "settlement during the full flow: {posted:.0} records/s posted, {finalized:.0} trades/s final; \

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use serde_json::Value;
 
-use super::{load, number};
+use super::{check_duration, load, number};
 use crate::shell;
 
 /// Lag of settlement that counts as flat whatever it was before.
@@ -24,7 +24,8 @@ const ANSWERED_MIN: f64 = 0.99;
 /// Runs `wire` at a rate with the default bounds on settlement's lag, then proves the balances.
 ///
 /// # Errors
-/// A build or the run fails, the proof finds a difference, or something is not flat.
+/// A build or the run fails, the flow ends early, the proof finds a difference, or something is not
+/// flat.
 pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
     let program = load::build()?;
     let (flow, per_s) = ((rate * (seconds + 1)).to_string(), rate.to_string());
@@ -39,6 +40,7 @@ pub fn run(rate: u64, seconds: u64) -> anyhow::Result<()> {
             &["--url", &url, "proof", "--wait", DRAIN_S],
         )
     })?;
+    check_duration(&found, seconds)?;
     let missed = missed(&found, rate as f64)?;
     ensure!(missed.is_empty(), "not flat: {}", missed.join("; "));
     Ok(())
@@ -77,7 +79,7 @@ fn missed(found: &Value, rate: f64) -> anyhow::Result<Vec<String>> {
     );
     let refused = number(found, "/reject_rate")?;
     at_most("the share of refused requests", refused, REFUSED_MAX);
-    let unanswered = 1.0 - number(found, "/orders_per_s")? / rate;
+    let unanswered = 1.0 - number(found, "/answered_per_s")? / rate;
     at_most(
         "the share of unanswered requests",
         unanswered,
@@ -97,7 +99,7 @@ mod tests {
             |(lag, rss)| json!({ "settlement_lag_s": lag, "history_lag_s": 0.01, "rss_mb": rss }),
         );
         let tenths: Vec<Value> = tenths.collect();
-        json!({ "tenths": tenths, "reject_rate": 0.0, "orders_per_s": 1_000.0 })
+        json!({ "tenths": tenths, "reject_rate": 0.0, "answered_per_s": 1_000.0 })
     }
 
     #[test]
