@@ -138,7 +138,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 /// reads.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
-    let mut reads = JoinSet::new();
+    let mut reads = JoinSet::<Option<(UserIx, Status)>>::new();
     let reading = async {
         loop {
             budgets.has_changed.notified().await;
