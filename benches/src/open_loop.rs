@@ -70,8 +70,8 @@ pub struct Results {
     pub requests: u64,
     /// Those of `requests` that were rejected.
     pub rejected: u64,
-    /// Requests answered by `Report::NotSubmitted`, with the warm-up. The latencies exclude them, so
-    /// those of a run that has any are too low.
+    /// Requests answered by `Report::NotSubmitted`, with the warm-up. The latencies exclude them,
+    /// so those of a run that has any are too low.
     pub not_submitted: u64,
     /// Attempts that found the request ring full. The request is retried and keeps its due time.
     pub ring_full: u64,
