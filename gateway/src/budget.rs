@@ -113,7 +113,7 @@ impl Budget {
 pub struct Budgets {
     estimates: Mutex<HashMap<UserIx, Arc<Budget>>>,
     /// Users that changed in identity, to be read by [`run`].
-    changed: Mutex<BTreeSet<UserIx>>,
+    changed: Mutex<Changed>,
     has_changed: Notify,
 }
 
@@ -125,9 +125,39 @@ impl Budgets {
     /// Makes [`run`] read a user's KYC level and limit. The event consumer does not wait for the
     /// read: identity may be unavailable, and the next event may block a user.
     pub fn queue_refresh(&self, user: UserIx) {
-        lock(&self.changed).insert(user);
+        lock(&self.changed).waiting.insert(user);
         self.has_changed.notify_one();
     }
+
+    /// Moves the users that wait, except those whose read has not ended, to those being read.
+    fn take_changed(&self) -> Vec<UserIx> {
+        let changed = &mut *lock(&self.changed);
+        let users: Vec<_> = changed
+            .waiting
+            .difference(&changed.reading)
+            .copied()
+            .collect();
+        for user in &users {
+            changed.waiting.remove(user);
+            changed.reading.insert(*user);
+        }
+        users
+    }
+
+    fn end_read(&self, user: UserIx) {
+        let mut changed = lock(&self.changed);
+        changed.reading.remove(&user);
+        if changed.waiting.contains(&user) {
+            self.has_changed.notify_one();
+        }
+    }
+}
+
+/// Users that changed in identity.
+#[derive(Default)]
+struct Changed {
+    waiting: BTreeSet<UserIx>,
+    reading: BTreeSet<UserIx>,
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,8 +172,9 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let reading = async {
         loop {
             budgets.has_changed.notified().await;
-            // Every user is read before a failed read is retried, so that none delays the others.
-            let users = std::mem::take(&mut *lock(&budgets.changed));
+            // Every user is read before a failed read is retried, and by one read at a time, so that
+            // none delays the others.
+            let users = budgets.take_changed();
             let mut failed = None;
             for user in users {
                 if reads.len() >= READS_MAX
@@ -171,7 +202,9 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
 
 /// Reads a user. Returns the error of a read that is queued again.
 async fn refresh(market: Arc<Market>, user: UserIx) -> Option<(UserIx, Status)> {
-    match market.refresh_user(user).await {
+    let read = market.refresh_user(user).await;
+    market.budgets.end_read(user);
+    match read {
         // A retry cannot help a user who is unknown to identity.
         Err(status) if status.code() != Code::NotFound => {
             market.budgets.queue_refresh(user);

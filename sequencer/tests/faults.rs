@@ -611,8 +611,29 @@ async fn refuses_orders_and_recovers(shortage: impl Fn(&MemoryStorage, bool)) {
         }),
         other => other,
     };
-    let of_no_order = desk.port.call(of_instrument(Side::Sell)).await;
-    assert_eq!(of_no_order, Err(SubmitError::Busy));
+    let unknown = match of_instrument(Side::Sell) {
+        Request::MassCancel(all) => Request::MassCancel(MassCancelRequest {
+            instrument: InstrumentIx(99),
+            ..all
+        }),
+        other => other,
+    };
+    assert_eq!(desk.port.call(unknown).await, Err(SubmitError::Busy));
+    let of_no_order = async || desk.port.call(of_instrument(Side::Sell)).await;
+    assert_eq!(of_no_order().await, Err(SubmitError::Busy));
+    // What it inspects in vain counts.
+    let mut refusal = of_no_order().await;
+    for _ in 0..1_000_000 {
+        if refusal != Err(SubmitError::Busy) {
+            break;
+        }
+        refusal = of_no_order().await;
+    }
+    let Err(SubmitError::Refused(reject)) = refusal else {
+        panic!("{refusal:?}");
+    };
+    assert_eq!(reject.reason, RejectReason::Throttle);
+    time.advance_ms(5_000);
     let cancelled = done(&desk.port, of_instrument(Side::Buy)).await;
     assert!(cancelled.events.len() > 1);
     assert!(cancelled.command.sequence > commit.position());

@@ -377,7 +377,9 @@ impl MarketService for Api {
         let undrawn = parse::amount_or_zero(&asset, "undrawn", message.undrawn.as_ref())?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("AdjustTradingHold", &view.user_id, key);
-        let answered = funding::adjust(&self.market, &context, hold, undrawn, key_hash).await?;
+        let actor = actor(&caller, &view.user_id);
+        let answered =
+            funding::adjust(&self.market, &context, actor, hold, undrawn, key_hash).await?;
         Ok(reply(answered, |view| AdjustTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
         }))

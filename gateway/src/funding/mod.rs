@@ -32,7 +32,7 @@ pub use release::release_to_holder;
 use release::{release_when_settled, start_release};
 
 use crate::market::{Asset, Market, SOURCE};
-use crate::orders::Answered;
+use crate::orders::{Actor, Answered};
 use crate::refusal::{self, Shortfall};
 
 /// A trading hold as a caller reads it.
@@ -172,9 +172,14 @@ pub async fn sync_funding(
 }
 
 /// AdjustTradingHold: sets the undrawn amount, once per key.
+///
+/// # Errors
+/// `Hold is in use`: a service would add to the hold. It may only take, and orders may have drawn
+/// since it read the hold.
 pub async fn adjust(
     market: &Arc<Market>,
     context: &Context,
+    actor: Actor,
     hold: HoldIx,
     target: Minor,
     key_hash: Id128,
@@ -185,6 +190,9 @@ pub async fn adjust(
     market.await_applied(market.commit.position()).await?;
     if market.answered(key_hash).await?.is_some() {
         return view(market, hold).await.map(Answered::replayed);
+    }
+    if actor == Actor::Staff && target > balance_of(market, hold).await?.undrawn {
+        return Err(refusal::hold_in_use());
     }
     let key = context.idempotency_key.clone();
     let view = set_locked(market, context, hold, target, &key, key_hash).await?;

@@ -457,6 +457,19 @@ async fn t12_a_late_repeat_of_an_adjustment_changes_nothing() {
     for key in ["a", "b", "c"] {
         assert_eq!(set(key, "10").await, ("70.00".into(), true), "{key}");
     }
+    // A service takes out of the hold, for a redemption, and adds nothing to it.
+    let mut service = world.as_caller("sandbox.service");
+    let mut set = async |undrawn: &str| {
+        let request = AdjustTradingHoldRequest {
+            context: context(&unique()),
+            hold_id: hold.hold_id.clone(),
+            undrawn: decimal(undrawn),
+        };
+        let answer = service.adjust_trading_hold(request).await?.into_inner();
+        Ok::<_, tonic::Status>(figures(&answer.trading_hold.unwrap()).0)
+    };
+    assert_eq!(set("60").await.unwrap(), "60.00");
+    assert_eq!(set("61").await.unwrap_err().message(), "Hold is in use");
     world.stop().await;
 }
 

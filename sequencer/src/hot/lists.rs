@@ -44,7 +44,7 @@ impl Hot {
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
     /// `BUSY`: too many mass cancels of the user, or of all members, are in progress, or with
-    /// `is_useful_only` this one ends no order.
+    /// `is_useful_only` this one ends no order at once.
     #[cold]
     pub(super) fn list(
         &mut self,
@@ -73,9 +73,11 @@ impl Hot {
             _ => return Err(SubmitError::Busy),
         };
         let left = admission.slice(command, bound, &mut self.listed);
-        let ends_later =
-            matches!(command, Command::MassCancel(c) if c.through != SweepPosition::END);
-        if is_useful_only && self.listed.is_empty() && !ends_later {
+        // With a filter the orders that are left may all be of others.
+        let may_end_later = filtered.is_none()
+            && matches!(command, Command::MassCancel(c) if c.through != SweepPosition::END);
+        if is_useful_only && self.listed.is_empty() && !may_end_later {
+            self.scan_limiter.charge(user, now_ns, left);
             return Err(SubmitError::Busy);
         }
         Ok((user, left))

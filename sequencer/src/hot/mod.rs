@@ -535,6 +535,9 @@ impl Hot {
                 place.command = admission
                     .refusal(request, &reject)
                     .ok_or(SubmitError::Refused(reject))?;
+                if matches!(room, JournalRoom::Sweeps) {
+                    return Err(SubmitError::Busy);
+                }
                 // Not while the market is closed: a record would add to the lag or to a full disk.
                 if self.intake.is_closed() {
                     return Err(SubmitError::Refused(reject));
@@ -630,7 +633,7 @@ enum JournalRoom {
     Reduced(Handle),
     /// Those that [`admission::Admission::admit_reduction`] admits.
     Reductions,
-    /// Mass cancels that end orders.
+    /// Mass cancels that end orders at once.
     Sweeps,
 }
 

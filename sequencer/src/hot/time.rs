@@ -115,10 +115,10 @@ impl Hot {
             let request = Request::ExpireOrders(InstrumentIx(book as u32));
             match self.own_request(&request) {
                 Ok(()) => {}
-                // Tried again later, so that the books after it do not wait for its engine.
+                // Tried again later. The other books have their turns before it.
                 Err(SubmitError::Busy) => {
                     self.expiries.set(book, now_ns + RETRY_NS);
-                    continue;
+                    break;
                 }
                 Err(_) => break,
             }
