@@ -184,6 +184,7 @@ fn unknown_things_are_not_found_by_their_exact_text() {
         let id = uuid::Uuid::now_v7().to_string();
         let order =
             |bond: &str| json!({ "order": limit_order(&stage.user, bond, "BUY", "10.00", "1") });
+        let trader = stage.user.token();
         for (token, name, request, message, reason) in [
             (
                 AUDITOR,
@@ -214,7 +215,7 @@ fn unknown_things_are_not_found_by_their_exact_text() {
                 "INSTRUMENT_NOT_FOUND",
             ),
             (
-                OPERATOR,
+                trader.as_str(),
                 "market.PlaceOrder",
                 order("NO-SUCH"),
                 "Instrument not found",
