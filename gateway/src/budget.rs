@@ -172,8 +172,8 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let reading = async {
         loop {
             budgets.has_changed.notified().await;
-            // Every user is read before a failed read is retried, and by one read at a time, so that
-            // none delays the others.
+            // Every user is read before a failed read is retried, and by one read at a time, so
+            // that none delays the others.
             let users = budgets.take_changed();
             let mut failed = None;
             for user in users {
