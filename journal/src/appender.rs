@@ -160,6 +160,11 @@ impl Appender {
         }
     }
 
+    /// True when everything appended is durable.
+    pub fn is_durable(&self) -> bool {
+        self.shared.durable.load(Ordering::Acquire) >= self.sequence
+    }
+
     /// True while the writer waits for its next segment. Appended units stay in memory.
     pub fn is_stalled(&self) -> bool {
         self.shared.is_stalled.load(Ordering::Relaxed)

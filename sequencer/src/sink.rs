@@ -41,6 +41,11 @@ impl JournalSink {
         !matches!(self, Self::File(appender) if appender.has_local())
     }
 
+    /// True when no record waits for the disk.
+    pub fn is_durable(&self) -> bool {
+        !matches!(self, Self::File(appender) if !appender.is_durable())
+    }
+
     /// Hands the buffer to the journal's writer, and waits for that. Called at the end.
     pub fn finish(&mut self) {
         if let Self::File(appender) = self {

@@ -7,6 +7,7 @@ use proto::market::v1::{
     Order, OrderCancelledEvent, OrderStatus, PlaceOrderRequest, SetTradingPhaseRequest,
     TradingPhase,
 };
+use sequencer::Layout;
 use types::command::RequestKind;
 use types::{CancelReason, Phase, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
@@ -244,8 +245,18 @@ async fn r345_a_dead_mans_switch_ends_the_sessions_orders() {
 // rows: R343
 #[tokio::test]
 async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        trade_and_resume(layout).await;
+    }
+}
+
+async fn trade_and_resume(layout: Layout) {
     let folder = tempfile::tempdir().unwrap();
-    let world = members(folder.path(), Settings::unsettled()).await;
+    let settings = Settings {
+        layout: Some(layout),
+        ..Settings::unsettled()
+    };
+    let world = members(folder.path(), settings).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     let (bob, mut of_bob) = world.session(login("bob", "b")).await;
     let definition = ann.instruments()[0];
@@ -316,7 +327,11 @@ async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
     // is.
     world.gateway.caught_up().await;
     drop((ann, bob, of_ann, of_bob));
-    let world = world.restart(Settings::default()).await;
+    let settings = Settings {
+        layout: Some(layout),
+        ..Settings::default()
+    };
+    let world = world.restart(settings).await;
     let (_again, mut reports) = world.session(login("ann", "a")).await;
     let mut all = Vec::new();
     for _ in 0..3 {

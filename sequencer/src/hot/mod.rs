@@ -65,6 +65,9 @@ const SPIN_CHECKS: usize = 64;
 /// no order. After a timeout further requests of the engine are `BUSY` at once until it reports
 /// again, so that requests of other engines do not wait.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
+/// How long the thread spins for the disk. Most writes of a small batch take less; after a longer
+/// one the wake-up adds little.
+const SPIN_FOR_DISK: Duration = Duration::from_micros(500);
 /// Longest sleep while a front lags: its reads of reports do not wake this thread.
 const PARK_WHILE_SPILLED: Duration = Duration::from_millis(1);
 /// Route of a session that no front has.
@@ -196,7 +199,6 @@ impl Hot {
             pin(core);
         }
         self.begin();
-        let spin = Duration::from_micros(self.config.spin_us);
         let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
@@ -211,7 +213,7 @@ impl Hot {
                 self.keep.finish();
                 self.publish();
                 return;
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
+            } else if self.is_spinning(*idle_since.get_or_insert_with(Instant::now)) {
                 self.watch();
             } else if self.keep.is_handed_over() {
                 self.park();
@@ -219,6 +221,14 @@ impl Hot {
                 std::hint::spin_loop();
             }
         }
+    }
+
+    /// True while the thread does not park yet: until its spin time is over, longer while records
+    /// wait for the disk, since their reports would wait for the wake-up.
+    fn is_spinning(&self, idle_since: Instant) -> bool {
+        let spin = Duration::from_micros(self.config.spin_us);
+        let idle = idle_since.elapsed();
+        idle < spin || (idle < SPIN_FOR_DISK && !self.keep.is_durable())
     }
 
     /// Polls the front that shares the thread; true when it did work.
