@@ -67,7 +67,7 @@ const SPIN_CHECKS: usize = 64;
 const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// How long the thread spins for the disk. Most writes of a small batch take less; after a longer
 /// one the wake-up adds little.
-const SPIN_FOR_DISK: Duration = Duration::from_micros(500);
+const SPIN_FOR_DISK: Duration = Duration::from_micros(200);
 /// Longest sleep while a front lags: its reads of reports do not wake this thread.
 const PARK_WHILE_SPILLED: Duration = Duration::from_millis(1);
 /// Route of a session that no front has.
