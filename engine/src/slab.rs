@@ -135,8 +135,8 @@ const BLOCK: usize = 512;
 pub(crate) struct Mapped<Record> {
     first: NonNull<Record>,
     count: usize,
-    /// Owns the memory. Records are reached only through `first`.
-    memory: MmapMut,
+    /// Owns the memory. Never accessed: records are reached through `first` only.
+    _memory: MmapMut,
 }
 
 // SAFETY: owns its records, which are plain values, and hands them out as a slice does.
@@ -157,21 +157,16 @@ impl<Record: FromZeros + Copy> Mapped<Record> {
         let Ok(mut memory) = options.map_anon() else {
             handle_alloc_error(layout)
         };
+        // With huge pages one record would take 2 MiB. A kernel without them refuses the advice.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        let _ = memory.advise(memmap2::Advice::NoHugePage);
         let first = memory.as_mut_ptr().cast::<Record>();
         assert!(first.is_aligned(), "a mapping begins at a page");
         Self {
             first: NonNull::new(first).expect("a mapping is not null"),
             count,
-            memory,
+            _memory: memory,
         }
-    }
-
-    /// Keeps pages small: with huge pages one record would take 2 MiB.
-    fn with_small_pages(self) -> Self {
-        // A kernel without huge pages refuses the advice.
-        #[cfg(all(target_os = "linux", not(miri)))]
-        let _ = self.memory.advise(memmap2::Advice::NoHugePage);
-        self
     }
 }
 
@@ -180,9 +175,9 @@ impl<Record> Deref for Mapped<Record> {
 
     #[inline(always)]
     fn deref(&self) -> &[Record] {
-        // SAFETY: `first` points to `count` aligned records within `memory`, which lives as long as
-        // `self` and whose content is not accessed otherwise. They were all zero, which `new`
-        // accepts only for records that may be, and only records have been written since.
+        // SAFETY: `first` points to `count` aligned records within `_memory`, which lives as long
+        // as `self` and is not accessed otherwise. They were all zero, which `new` accepts only for
+        // records that may be, and only records have been written since.
         #[allow(unsafe_code)]
         unsafe {
             core::slice::from_raw_parts(self.first.as_ptr(), self.count)
@@ -227,7 +222,7 @@ impl fmt::Debug for Slab {
 impl Slab {
     pub fn new(capacity: u32) -> Self {
         Self {
-            orders: Mapped::new(capacity as usize + 1).with_small_pages(),
+            orders: Mapped::new(capacity as usize + 1),
             in_play: 1,
             live: 0,
         }
@@ -235,7 +230,7 @@ impl Slab {
 
     /// Copies the slab with capacity for this many links.
     fn with_room(&self, links: usize) -> Self {
-        let mut orders = Mapped::new(links).with_small_pages();
+        let mut orders = Mapped::new(links);
         orders[..self.in_play].copy_from_slice(&self.orders[..self.in_play]);
         Self {
             orders,

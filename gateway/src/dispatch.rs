@@ -91,8 +91,8 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
 }
 
 /// Sets the gauges until shutdown: levels per side of every book, as GetOrderBook counts them
-/// (R276), the last assigned sequence, the lag of replica, history and settlement behind it, and
-/// page faults of the hot thread.
+/// (R276), the last assigned sequence, the lags of replica, history and settlement, and page faults
+/// of the hot thread.
 ///
 /// `replica_lag_records` is a sample. `replica_lag_records_max` is the highest lag of the last
 /// [`LAG_INTERVALS`] intervals, which the replica keeps itself.

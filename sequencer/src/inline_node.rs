@@ -1,4 +1,5 @@
-//! Single-threaded driver: the caller polls the pipeline. For benchmarks and simulation only.
+//! Driver without a hot thread: the caller polls the pipeline. Only the journal and the preparation
+//! of price windows have threads. For benchmarks and simulation only.
 
 use std::sync::Arc;
 

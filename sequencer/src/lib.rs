@@ -24,8 +24,9 @@
 //! - Commands that an iteration of the hot thread has answered are in the journal's buffer at the
 //!   end of the iteration.
 //! - An answer means *accepted*. A command is *durable* once the commit position reaches it.
-//! - The hot thread waits for no disk and, before its end, for no lock. A request waits for a full
-//!   ring for at most 10 ms. `hot` names the waits for engines without a limit.
+//! - The hot thread waits for no disk. Before its end it waits for no lock that is held for long:
+//!   those of a prepared price window and of a lent book are held for a few instructions. A request
+//!   waits for a full ring for at most 10 ms. `hot` names the waits for engines without a limit.
 
 pub mod backlog;
 pub mod checkpoint;
