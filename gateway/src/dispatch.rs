@@ -113,7 +113,7 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
         if let Some(faults) = market.replica.hot_stats().page_faults() {
             metrics::counter!("hot_thread_page_faults_total").absolute(faults);
         }
-        let depths = market.replica.read(|state| {
+        let depths = market.replica.read_on_thread(|state| {
             let lines = state.core().books().map(|book| {
                 let levels = |side| book.depth(side).count();
                 (
@@ -124,6 +124,10 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
             });
             lines.collect::<Vec<_>>()
         });
+        let depths = tokio::select! {
+            depths = depths => depths.unwrap_or_default(),
+            () = shutdown.cancelled() => return,
+        };
         for (instrument_id, bids, asks) in depths {
             for (side, levels) in [(Side::Buy, bids), (Side::Sell, asks)] {
                 metrics::gauge!(

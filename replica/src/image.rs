@@ -83,8 +83,8 @@ impl TablesImage {
                 .next()
                 .filter(|d| d.generation == order.handle.generation);
             let found = found.ok_or_else(|| format!("order {} has no details", order.handle))?;
-            let (slot, sequence) = (order.handle.slot, order.sequence);
-            tables.orders.insert(slot, sequence, *found, None);
+            let by = (order.user, order.sequence);
+            tables.orders.insert(order.handle.slot, by, *found, None);
         }
         let holds = admission.holds().count();
         let session = |at: usize| u32::try_from(at).ok().map(SessionIx);

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -55,6 +56,12 @@ const INSPECTION_WAIT: Duration = Duration::from_secs(5);
 const CATCH_UPS_MAX: usize = 2;
 /// Maximum among them of followers that the market does not wait for. The others keep one permit.
 const CATCH_UPS_OTHERS_MAX: usize = 1;
+
+/// Maximum number of reads that wait for the live thread.
+const THREAD_READS_MAX: usize = 16;
+
+/// A read of the state by the live thread.
+type ThreadRead = Box<dyn FnOnce(&State) + Send>;
 
 /// Whether the market waits for a follower (`design.md` 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +111,7 @@ pub(crate) struct Shared {
     waiting: AtomicUsize,
     /// Ends the thread's pause between batches.
     end_pause: Notify,
+    thread_reads: SyncSender<ThreadRead>,
     /// Settlement's positions, as journalled.
     settlement: watch::Sender<Settlement>,
     /// Contains the last sequence that the hot thread assigned.
@@ -219,6 +227,7 @@ impl LiveReplica {
         let from = state.sequence();
         let reader = parts.reader.reopen_after(from);
         reader.check()?;
+        let (thread_reads, reads) = sync_channel(THREAD_READS_MAX);
         let shared = Arc::new(Shared {
             node,
             reader: Mutex::new(parts.reader),
@@ -232,6 +241,7 @@ impl LiveReplica {
             lag_max: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             end_pause: Notify::new(),
+            thread_reads,
             stats: parts.stats,
             backlog: parts.backlog,
             catch_up_permits: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
@@ -246,6 +256,7 @@ impl LiveReplica {
         let live = Live {
             shared: shared.clone(),
             reader,
+            reads,
             port: parts.port,
             keeper,
             quiet_since: None,
@@ -283,6 +294,22 @@ impl Replica {
     /// Reads the current state, which may lack the last durable records.
     pub fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.shared.state())
+    }
+
+    /// As [`Replica::read`], by the live thread between two batches.
+    ///
+    /// For reads of a whole book: a reader of low priority that is preempted would hold the state's
+    /// lock, and delay the replica, for tens of milliseconds. `None` when too many reads wait, or
+    /// the replica ends.
+    pub async fn read_on_thread<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&State) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, result) = oneshot::channel();
+        let read = Box::new(move |state: &State| drop(sender.send(read(state))));
+        self.shared.thread_reads.try_send(read).ok()?;
+        self.shared.end_pause.notify_one();
+        result.await.ok()
     }
 
     /// Reads the state once it includes every command sequenced by now (R178).
@@ -495,6 +522,7 @@ impl Replica {
 struct Live {
     shared: Arc<Shared>,
     reader: Reader,
+    reads: Receiver<ThreadRead>,
     port: Port,
     keeper: Option<CheckpointKeeper>,
     /// Start of the current quiet period at the commit position.
@@ -575,6 +603,10 @@ impl Live {
                 biased;
                 _ = &mut stopped => return End::Stopped,
                 record = self.reader.next() => Some(record),
+                () = self.shared.end_pause.notified() => {
+                    self.answer_reads();
+                    continue;
+                }
                 () = tokio::time::sleep(IDLE) => None,
             };
             let round = match first {
@@ -596,12 +628,21 @@ impl Live {
             match round {
                 Ok(has_more) => {
                     self.write_checkpoint();
+                    self.answer_reads();
                     if !has_more {
                         self.pause().await;
                     }
                 }
                 Err(end) => return end,
             }
+        }
+    }
+
+    fn answer_reads(&self) {
+        while let Ok(read) = self.reads.try_recv() {
+            let state = self.shared.state();
+            // The caller of a read that panics gets no result; the market goes on.
+            let _ = catch_unwind(AssertUnwindSafe(|| read(&state)));
         }
     }
 
@@ -685,7 +726,7 @@ impl Live {
         if !is_quick_to_hash(core) {
             return Ok(());
         }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let (sender, receiver) = sync_channel(1);
         let submitted = self.port.inspect_with(Box::new(move |live| {
             // The receiver is gone when the replica has ended.
             let _ = sender.try_send((live.sequence(), live.state_hash()));

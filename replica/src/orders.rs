@@ -1,15 +1,19 @@
-//! Details of the last order in each slot, by slot and by public id.
+//! Details of the last order in each slot, by slot, by public id, and by user and time.
 //!
-//! A hash table of fixed size, chained through the slots. Commands are numbered without gap, so the
-//! low bits of an order's sequence are its bucket. An order leaves its chain when its slot is used
-//! again, so the end of an order costs nothing.
+//! Two hash tables of fixed size, chained through the slots. Commands are numbered without gap, so
+//! the low bits of an order's sequence are its bucket in the first. An order leaves its chains when
+//! its slot is used again, so the end of an order costs nothing.
 
-use types::{Handle, Id128, Sequence};
+use types::{Handle, Id128, Sequence, UserIx};
 
 use crate::effects::OrderTerms;
 
-/// Number of buckets. They stay in the cache; with more open orders the chains grow.
+/// Number of buckets of a table. They stay in the cache; with more open orders the chains grow.
 const BUCKETS: usize = 1 << 16;
+/// Table of the low bits of sequences.
+const BY_ID: usize = 0;
+/// Table of the pairs (user, millisecond of entry).
+const BY_TIME: usize = 1;
 
 /// Data of an open order that admission does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -24,6 +28,12 @@ struct Row {
     details: OrderDetails,
     /// Time of the last change; `None` if that was before the checkpoint that restored the order.
     updated_ns: Option<u64>,
+    /// Places in the tables [`BY_ID`] and [`BY_TIME`].
+    places: [Place; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
     bucket: u16,
     /// Slot + 1 of the next order in the chain, 0 at its end.
     next: u32,
@@ -33,24 +43,25 @@ struct Row {
 pub(crate) struct Orders {
     rows: Vec<Option<Row>>,
     /// Slot + 1 of the first order in each chain, 0 if empty: untouched zero pages cost no memory.
-    heads: Vec<u32>,
+    heads: [Vec<u32>; 2],
 }
 
 impl Default for Orders {
     fn default() -> Self {
         Self {
             rows: Vec::new(),
-            heads: vec![0; BUCKETS],
+            heads: [vec![0; BUCKETS], vec![0; BUCKETS]],
         }
     }
 }
 
 impl Orders {
-    /// Adds the order that command `sequence` entered into a slot. The slot's last order has ended.
+    /// Adds the order that command `sequence` of a user entered into a slot. The slot's last order
+    /// has ended.
     pub fn insert(
         &mut self,
         slot: u32,
-        sequence: Sequence,
+        (user, sequence): (UserIx, Sequence),
         details: OrderDetails,
         updated_ns: Option<u64>,
     ) {
@@ -59,28 +70,39 @@ impl Orders {
             self.rows.resize(at + 1, None);
         }
         if let Some(ended) = self.rows[at] {
-            *self.link_to(ended.bucket, slot) = ended.next;
+            for (table, place) in ended.places.into_iter().enumerate() {
+                *self.link_to(table, place.bucket, slot) = place.next;
+            }
         }
-        let bucket = bucket(sequence.get() as u32);
-        let next = std::mem::replace(&mut self.heads[usize::from(bucket)], slot + 1);
+        let mut place = |table: usize, bucket: u16| {
+            let next = std::mem::replace(&mut self.heads[table][usize::from(bucket)], slot + 1);
+            Place { bucket, next }
+        };
+        let places = [
+            place(BY_ID, bucket(sequence.get() as u32)),
+            place(BY_TIME, time_bucket(user, millis(details.id))),
+        ];
         self.rows[at] = Some(Row {
             details,
             updated_ns,
-            bucket,
-            next,
+            places,
         });
     }
 
     /// The link of a chain that leads to a slot.
-    fn link_to(&mut self, bucket: u16, slot: u32) -> &mut u32 {
-        let (mut before, mut at) = (None, self.heads[usize::from(bucket)]);
+    fn link_to(&mut self, table: usize, bucket: u16, slot: u32) -> &mut u32 {
+        let head = usize::from(bucket);
+        let (mut before, mut at) = (None, self.heads[table][head]);
         while at != slot + 1 {
             before = Some(at as usize - 1);
-            at = self.row(at - 1).next;
+            at = self.row(at - 1).places[table].next;
         }
         match before {
-            None => &mut self.heads[usize::from(bucket)],
-            Some(before) => &mut self.rows[before].as_mut().expect("a chain has orders").next,
+            None => &mut self.heads[table][head],
+            Some(before) => {
+                let row = self.rows[before].as_mut().expect("a chain has orders");
+                &mut row.places[table].next
+            }
         }
     }
 
@@ -111,17 +133,41 @@ impl Orders {
     ///
     /// The order may have ended. `sequence_low` is the part of the sequence that the id contains.
     pub fn find(&self, id: Id128, sequence_low: u32) -> Option<(Handle, Option<u64>)> {
-        let mut at = self.heads[usize::from(bucket(sequence_low))];
-        while at != 0 {
-            let (slot, row) = (at - 1, self.row(at - 1));
-            if row.details.id == id {
-                let generation = row.details.generation;
-                return Some((Handle { slot, generation }, row.updated_ns));
-            }
-            at = row.next;
-        }
-        None
+        let mut chain = self.chain(BY_ID, bucket(sequence_low));
+        let (slot, row) = chain.find(|(_, row)| row.details.id == id)?;
+        Some((handle(slot, row), row.updated_ns))
     }
+
+    /// Handles and ids of the orders that a user entered in the millisecond of this id, and perhaps
+    /// some of other users. They may have ended.
+    pub fn entered_with(&self, user: UserIx, id: Id128) -> impl Iterator<Item = (Handle, Id128)> {
+        let chain = self.chain(BY_TIME, time_bucket(user, millis(id)));
+        let same = chain.filter(move |(_, row)| millis(row.details.id) == millis(id));
+        same.map(|(slot, row)| (handle(slot, row), row.details.id))
+    }
+
+    /// Slots and rows of a chain.
+    fn chain(&self, table: usize, bucket: u16) -> impl Iterator<Item = (u32, &Row)> {
+        let row = |at: u32| at.checked_sub(1).map(|slot| (slot, self.row(slot)));
+        let first = row(self.heads[table][usize::from(bucket)]);
+        std::iter::successors(first, move |(_, last)| row(last.places[table].next))
+    }
+}
+
+fn handle(slot: u32, row: &Row) -> Handle {
+    let generation = row.details.generation;
+    Handle { slot, generation }
+}
+
+/// Milliseconds that an id begins with: of an order, or of a child such as its hold.
+fn millis(id: Id128) -> u64 {
+    id.halves().0 >> 16
+}
+
+fn time_bucket(user: UserIx, millis: u64) -> u16 {
+    let key = millis ^ (u64::from(user.0) << 32);
+    // Fibonacci hashing: the high bits of the product depend on all bits of the key.
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16
 }
 
 fn bucket(sequence_low: u32) -> u16 {
@@ -148,7 +194,8 @@ mod tests {
             id: id(sequence),
             terms: (&new).into(),
         };
-        orders.insert(slot, Sequence(sequence), details, Some(sequence));
+        let by = (UserIx(0), Sequence(sequence));
+        orders.insert(slot, by, details, Some(sequence));
     }
 
     fn find(orders: &Orders, sequence: u64) -> Option<(Handle, Option<u64>)> {
@@ -185,5 +232,46 @@ mod tests {
         assert_eq!(find(&orders, sequence(4, 7)), Some((handle, Some(1))));
         assert_eq!(orders.details(handle).id, id(sequence(4, 7)));
         assert_eq!(find(&orders, 5), None);
+    }
+
+    #[test]
+    fn orders_of_a_user_and_millisecond_are_found_until_their_slots_are_used_again() {
+        const MILLISECOND: u64 = 1_000_000;
+        let node = NodeId::new(1).unwrap();
+        let mut orders = Orders::default();
+        let users = [UserIx(0), UserIx(1), UserIx(70_000)];
+        let id = |at: u64| order_uuid(at / 4 * MILLISECOND, node, Sequence(at));
+        let user = |at: u64| users[at as usize % users.len()];
+        let mut add = |at: u64| {
+            let handle = Handle {
+                slot: at as u32 % 200,
+                generation: 1,
+            };
+            let new = New::limit(
+                InstrumentIx(0),
+                handle,
+                user(at),
+                Side::Buy,
+                Ticks(1),
+                Lots(1),
+            );
+            let details = OrderDetails {
+                generation: 1,
+                id: id(at),
+                terms: (&new).into(),
+            };
+            orders.insert(handle.slot, (user(at), Sequence(at)), details, None);
+        };
+        (0..1_000).for_each(&mut add);
+        for at in 0..1_000 {
+            // A child begins with the same milliseconds.
+            let child = derived::order_hold(id(at), derived::HoldPart::Main);
+            let found: Vec<Id128> = orders
+                .entered_with(user(at), child)
+                .map(|(_, id)| id)
+                .collect();
+            assert_eq!(found.contains(&id(at)), at >= 800, "{at}");
+            assert!(found.len() <= 4, "other milliseconds");
+        }
     }
 }

@@ -9,8 +9,9 @@ use sequencer::{Core, Record};
 use std::sync::Arc;
 use types::command::{BoundsOf, Cause};
 use types::{
-    Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind, Id128, InstrumentIx, Lots,
-    Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, derived, order_uuid,
+    Command, Envelope, Event, EventEnvelope, Handle, HoldIx, HoldKind, HoldPart, Id128,
+    InstrumentIx, Lots, Minor, NodeId, OrderStatus, Sequence, SessionIx, Side, UserIx, derived,
+    order_hold, order_uuid,
 };
 
 use crate::effects::{Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
@@ -75,7 +76,7 @@ impl State {
         let names = Names::default();
         let admission = core.admission();
         let mut users = 0;
-        while let Some(user) = admission.user(types::UserIx(users)) {
+        while let Some(user) = admission.user(UserIx(users)) {
             names.add_user(user.id);
             users += 1;
         }
@@ -159,6 +160,19 @@ impl State {
         let from = derived::derived_from(id, self.node)?;
         let (handle, updated_ns) = self.tables.orders.find(id, from.sequence_low)?;
         Some((self.order(handle)?, updated_ns))
+    }
+
+    /// The user's open order whose main ledger hold has this id.
+    ///
+    /// The cost depends on the orders that he entered in one millisecond, not on his open orders.
+    pub fn order_with_main_hold(&self, user: UserIx, hold_id: Id128) -> Option<Handle> {
+        let entered = self.tables.orders.entered_with(user, hold_id);
+        let mut open = entered.filter(|(handle, _)| {
+            let order = self.core.admission().order(*handle);
+            order.is_some_and(|order| order.user == user)
+        });
+        let found = open.find(|(_, id)| order_hold(*id, HoldPart::Main) == hold_id);
+        found.map(|(handle, _)| handle)
     }
 
     /// Open orders in slot order.
@@ -454,9 +468,9 @@ impl EffectRecorder<'_> {
             id: order_uuid(cause.time_ns, self.node, cause.sequence),
             terms: c.into(),
         };
-        let (slot, updated_ns) = (c.handle.slot, Some(cause.time_ns));
+        let (by, updated_ns) = ((c.user, cause.sequence), Some(cause.time_ns));
         let orders = &mut self.tables.orders;
-        orders.insert(slot, cause.sequence, details, updated_ns);
+        orders.insert(c.handle.slot, by, details, updated_ns);
         let details = &mut self.tables.holds[c.hold.index()];
         details.orders += 1;
         details.used_ns = cause.time_ns;

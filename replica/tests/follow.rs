@@ -397,6 +397,33 @@ async fn the_highest_lag_is_kept_until_it_is_taken() {
     handle.stop();
 }
 
+// A preempted reader would hold the lock that the next batch needs.
+#[tokio::test]
+async fn a_long_read_is_the_live_threads_and_its_panic_ends_only_itself() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let live = follow(&handle, None);
+    let replica = live.replica();
+    let thread = || replica.read_on_thread(|_| std::thread::current().name().map(str::to_owned));
+    let name = in_time("a read while idle", thread()).await;
+    assert_eq!(name, Some(Some("replica".to_owned())));
+
+    let panics = replica.read_on_thread::<()>(|_| panic!("on purpose"));
+    assert_eq!(in_time("a read that panics", panics).await, None);
+    let order = Request::New(desk.order(0, Side::Buy, 9_000, 1));
+    let last = done(&desk.port, order).await.command.sequence;
+    in_time("the replica goes on", replica.wait(last))
+        .await
+        .expect("runs");
+    let sequence = replica.read_on_thread(|state| state.sequence());
+    assert_eq!(in_time("a read", sequence).await, Some(last));
+
+    drop(live);
+    assert_eq!(in_time("a read after the end", thread()).await, None);
+    handle.stop();
+}
+
 // An id finds its order while it is open; a checkpoint keeps the order, not the time of its change.
 #[tokio::test]
 async fn an_open_order_is_found_by_its_public_id() {

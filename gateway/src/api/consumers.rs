@@ -11,14 +11,13 @@
 
 use std::sync::Arc;
 
-use admission::{CancelRequest, OpenOrder, OrderRef, Request};
+use admission::{CancelRequest, OrderRef, Request};
 use events::{BatchResult, Event, Failure, HandlerResult, Poison, RetryLater, Stopped, topics};
 use prost::Message;
 use proto::convert::timestamp_us;
 use proto::{
     cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
 };
-use replica::State;
 use rpc::Context;
 use sequencer::SubmitError;
 use tokio_util::sync::CancellationToken;
@@ -27,8 +26,8 @@ use types::RejectReason::DuplicateRequest;
 use types::command::{BlockCause, MassCancel};
 use types::subaccount::{Purpose, SubAccountName};
 use types::{
-    CFA_RUB, CancelReason, Decimal, Handle, HoldIx, HoldKind, HoldPart, Id128, InstrumentId, Minor,
-    SessionIx, UserId, UserIx, order_hold, order_uuid,
+    CFA_RUB, CancelReason, Decimal, Handle, HoldIx, HoldKind, Id128, InstrumentId, Minor,
+    SessionIx, UserId, UserIx,
 };
 use wire::DisconnectCode;
 
@@ -355,12 +354,8 @@ fn orders_covered_by(
 ) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
-            return (
-                None,
-                order_with_main_hold(state, user, hold_id)
-                    .into_iter()
-                    .collect(),
-            );
+            let order = state.order_with_main_hold(user, hold_id);
+            return (None, order.into_iter().collect());
         };
         if hold.closed {
             return (None, Vec::new());
@@ -377,18 +372,6 @@ fn orders_covered_by(
         let serves = hold.kind == HoldKind::Trading;
         (serves.then_some(hold.hold), orders)
     })
-}
-
-/// The user's open order whose main hold has this id. The ids of an order and its hold begin with
-/// the same time, so that the hold id is derived for few orders only.
-fn order_with_main_hold(state: &State, user: UserIx, hold_id: Id128) -> Option<Handle> {
-    let time = |id: Id128| id.as_u128() >> 80;
-    let (node, wanted) = (state.node(), time(hold_id));
-    let open = state.core().admission().orders_of(user);
-    let id = |order: &OpenOrder| order_uuid(order.time_ns, node, order.sequence);
-    let mut same = open.filter(|order| time(id(order)) == wanted);
-    let found = same.find(|order| order_hold(id(order), HoldPart::Main) == hold_id);
-    found.map(|order| order.handle)
 }
 
 /// Cancels the open orders that an ended ledger hold covered: those that draw on it, or the one
