@@ -20,9 +20,11 @@ use crate::socket::{Origin, Socket};
 /// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
 /// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
 const DATAGRAMS_MAX: usize = 64;
-/// Receive calls per round. On Linux a call without GRO returns at most 32 datagrams, so two reach
+/// Buffers of the receive calls of a round, each call only if the one before filled all of its own.
+/// A single datagram is answered without a second call, and each buffer has a cost even when
+/// nothing has arrived. On Linux without GRO a buffer has one datagram: all reach
 /// [`DATAGRAMS_MAX`].
-const RECEIVES_MAX: usize = 2;
+const BUFFERS: [usize; 3] = [2, 32, 32];
 /// Maximum time for which the endpoint reports a backlog to [`Driver::timeout`]. A flood of
 /// datagrams cannot keep a silent peer connected for longer.
 const BACKLOG_MAX: Duration = Duration::from_secs(1);
@@ -226,14 +228,17 @@ impl<T> Endpoint<T> {
         driver: &mut impl Driver<T>,
     ) -> io::Result<Received> {
         let mut left = DATAGRAMS_MAX;
-        for call in 0..RECEIVES_MAX {
-            let Some(count) = self.receive_once(now, driver, left)? else {
+        for (call, buffers) in BUFFERS.into_iter().enumerate() {
+            let Some(count) = self.receive_once(now, driver, left, buffers)? else {
                 return Ok(match call {
                     0 => Received::Nothing,
                     _ => Received::All,
                 });
             };
             left -= count;
+            if !self.socket.may_have_more() {
+                return Ok(Received::All);
+            }
             if left == 0 {
                 break;
             }
@@ -276,12 +281,14 @@ impl<T> Endpoint<T> {
         self.poll(now, driver, true)
     }
 
-    /// Handles up to `most` datagrams. Returns their number; `None` if none was available.
+    /// Handles up to `most` datagrams, of one system call at most. Returns their number; `None` if
+    /// none was available.
     fn receive_once(
         &mut self,
         now: Instant,
         driver: &mut impl Driver<T>,
         most: usize,
+        buffers: usize,
     ) -> io::Result<Option<usize>> {
         let mut parts = Parts {
             proto: &mut self.proto,
@@ -293,9 +300,9 @@ impl<T> Endpoint<T> {
             responses: &mut self.responses,
             response_bytes: &mut self.response_bytes,
         };
-        let received = self
-            .socket
-            .receive(most, |from, data| parts.datagram(now, driver, from, data))?;
+        let received = self.socket.receive(most, buffers, |from, data| {
+            parts.datagram(now, driver, from, data)
+        })?;
         let accepted = parts.accepted;
         let mut contents = &self.response_bytes[..];
         for transmit in self.responses.drain(..) {

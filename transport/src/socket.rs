@@ -29,6 +29,8 @@ pub(crate) struct Socket {
     /// after it.
     current: usize,
     filled: Range<usize>,
+    /// True if the last call filled all buffers that it was offered.
+    is_full: bool,
     /// Datagrams of the current buffer that are not passed on yet.
     rest: BytesMut,
 }
@@ -53,6 +55,7 @@ impl Socket {
             metas: [RecvMeta::default(); BATCH_SIZE],
             current: 0,
             filled: 0..0,
+            is_full: false,
             rest: BytesMut::new(),
             io,
             state,
@@ -74,17 +77,24 @@ impl Socket {
         !self.rest.is_empty() || !self.filled.is_empty()
     }
 
+    /// True if more datagrams may have arrived than those passed on.
+    pub fn may_have_more(&self) -> bool {
+        self.has_rest() || self.is_full
+    }
+
     /// Passes up to `most` datagrams to `each`: those that the last call left, else those of one
-    /// system call. Returns their number; `None` if none was available.
+    /// system call with up to `buffers` buffers. Returns their number; `None` if none was
+    /// available.
     ///
     /// # Errors
     /// The socket fails. A peer cannot cause this.
     pub fn receive(
         &mut self,
         most: usize,
+        buffers: usize,
         mut each: impl FnMut(Origin, BytesMut),
     ) -> io::Result<Option<usize>> {
-        if !self.has_rest() && !self.fill()? {
+        if !self.has_rest() && !self.fill(buffers)? {
             return Ok(None);
         }
         let one = self.buffers.len() / BATCH_SIZE;
@@ -120,14 +130,17 @@ impl Socket {
         Ok(Some(count))
     }
 
-    /// Fills the buffers with one system call. Returns false if no datagram was available.
-    fn fill(&mut self) -> io::Result<bool> {
+    /// Fills up to `offered` buffers with one system call. Returns false if no datagram was
+    /// available.
+    fn fill(&mut self, offered: usize) -> io::Result<bool> {
+        self.is_full = false;
         let one = self.buffers.len() / BATCH_SIZE;
-        let mut buffers = self.buffers.chunks_exact_mut(one);
+        let mut buffers = self.buffers.chunks_exact_mut(one).take(offered);
         let mut slices: [IoSliceMut; BATCH_SIZE] =
-            std::array::from_fn(|_| IoSliceMut::new(buffers.next().expect("BATCH_SIZE buffers")));
+            std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
+        let slices = &mut slices[..offered.min(BATCH_SIZE)];
         let socket = UdpSockRef::from(&self.io);
-        let count = match self.state.recv(socket, &mut slices, &mut self.metas) {
+        let count = match self.state.recv(socket, slices, &mut self.metas) {
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             // An ICMP error for a sent datagram, or an interrupted call.
@@ -144,6 +157,7 @@ impl Socket {
             Err(error) => return Err(error),
         };
         self.filled = 0..count;
+        self.is_full = count == offered;
         Ok(true)
     }
 
@@ -210,7 +224,7 @@ mod tests {
         while received.len() < sent.len() {
             assert!(begun.elapsed() < PATIENCE, "{} received", received.len());
             let before = received.len();
-            let count = to.receive(MOST, |_, data| {
+            let count = to.receive(MOST, BATCH_SIZE, |_, data| {
                 assert_eq!(data.len(), BYTES);
                 received.push(data[0]);
             });
@@ -220,5 +234,24 @@ mod tests {
         }
         assert_eq!(received, sent);
         assert!(!to.has_rest());
+    }
+
+    #[test]
+    fn a_call_that_fills_all_its_buffers_may_have_left_datagrams() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut to = Socket::bind(any).expect("a socket");
+        let from = UdpSocket::bind(any).expect("a socket");
+        let address = to.local_address().expect("an address");
+        for _ in 0..5 {
+            from.send_to(&[0], address).expect("sent");
+        }
+        for (buffers, count, may_have_more) in [(2, 2, true), (3, 3, true), (2, 0, false)] {
+            let received = to.receive(100, buffers, |_, _| ()).expect("the socket");
+            assert_eq!(received.unwrap_or(0), count);
+            assert_eq!(to.may_have_more(), may_have_more);
+        }
+        from.send_to(&[0], address).expect("sent");
+        let received = to.receive(100, 2, |_, _| ()).expect("the socket");
+        assert_eq!((received, to.may_have_more()), (Some(1), false));
     }
 }

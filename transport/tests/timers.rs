@@ -139,10 +139,10 @@ impl Ends {
         self.client_end.flush(now, &mut self.client);
     }
 
-    /// Sends the server as many datagrams as it handles in a round. They are of no connection.
+    /// Sends the server one datagram more than it handles in a round. They are of no connection.
     fn send_round_of_garbage(&self) {
         let stranger = UdpSocket::bind(("127.0.0.1", 0)).expect("a socket");
-        for _ in 0..PER_ROUND {
+        for _ in 0..=PER_ROUND {
             stranger.send_to(&[0], self.address()).expect("sent");
         }
     }
