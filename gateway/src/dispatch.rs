@@ -126,6 +126,8 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
         });
         let depths = tokio::select! {
             depths = depths => depths.unwrap_or_default(),
+            // The lags are reported while the replica hangs.
+            () = tokio::time::sleep(interval) => Vec::new(),
             () = shutdown.cancelled() => return,
         };
         for (instrument_id, bids, asks) in depths {

@@ -56,7 +56,6 @@ const INSPECTION_WAIT: Duration = Duration::from_secs(5);
 const CATCH_UPS_MAX: usize = 2;
 /// Maximum among them of followers that the market does not wait for. The others keep one permit.
 const CATCH_UPS_OTHERS_MAX: usize = 1;
-
 /// Maximum number of reads that wait for the live thread.
 const THREAD_READS_MAX: usize = 16;
 
@@ -112,6 +111,8 @@ pub(crate) struct Shared {
     /// Ends the thread's pause between batches.
     end_pause: Notify,
     thread_reads: SyncSender<ThreadRead>,
+    /// Wakes the idle thread for a read.
+    read_added: Notify,
     /// Settlement's positions, as journalled.
     settlement: watch::Sender<Settlement>,
     /// Contains the last sequence that the hot thread assigned.
@@ -242,6 +243,7 @@ impl LiveReplica {
             waiting: AtomicUsize::new(0),
             end_pause: Notify::new(),
             thread_reads,
+            read_added: Notify::new(),
             stats: parts.stats,
             backlog: parts.backlog,
             catch_up_permits: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
@@ -299,16 +301,20 @@ impl Replica {
     /// As [`Replica::read`], by the live thread between two batches.
     ///
     /// For reads of a whole book: a reader of low priority that is preempted would hold the state's
-    /// lock, and delay the replica, for tens of milliseconds. `None` when too many reads wait, or
-    /// the replica ends.
+    /// lock, and delay the replica, for tens of milliseconds. `None` when too many reads wait, the
+    /// read panics, or the replica ends.
     pub async fn read_on_thread<T: Send + 'static>(
         &self,
         read: impl FnOnce(&State) -> T + Send + 'static,
     ) -> Option<T> {
         let (sender, result) = oneshot::channel();
-        let read = Box::new(move |state: &State| drop(sender.send(read(state))));
+        let read = Box::new(move |state: &State| {
+            if !sender.is_closed() {
+                drop(sender.send(read(state)));
+            }
+        });
         self.shared.thread_reads.try_send(read).ok()?;
-        self.shared.end_pause.notify_one();
+        self.shared.read_added.notify_one();
         result.await.ok()
     }
 
@@ -599,15 +605,16 @@ impl Live {
 
     async fn follow(&mut self, mut stopped: oneshot::Receiver<()>) -> End {
         loop {
-            let first = tokio::select! {
-                biased;
-                _ = &mut stopped => return End::Stopped,
-                record = self.reader.next() => Some(record),
-                () = self.shared.end_pause.notified() => {
-                    self.answer_reads();
-                    continue;
+            let idle_at = tokio::time::Instant::now() + IDLE;
+            let first = loop {
+                tokio::select! {
+                    biased;
+                    _ = &mut stopped => return End::Stopped,
+                    record = self.reader.next() => break Some(record),
+                    // Before the reads: frequent ones must not put off what an idle replica does.
+                    () = tokio::time::sleep_until(idle_at) => break None,
+                    () = self.shared.read_added.notified() => self.answer_reads(),
                 }
-                () = tokio::time::sleep(IDLE) => None,
             };
             let round = match first {
                 Some(Ok(record)) => self.apply_batch(record),

@@ -35,6 +35,8 @@ struct Row {
 #[derive(Clone, Copy, Debug)]
 struct Place {
     bucket: u16,
+    /// Slot + 1 of the order before it in the chain, 0 if it is the first.
+    before: u32,
     /// Slot + 1 of the next order in the chain, 0 at its end.
     next: u32,
 }
@@ -70,17 +72,12 @@ impl Orders {
             self.rows.resize(at + 1, None);
         }
         if let Some(ended) = self.rows[at] {
-            for (table, place) in ended.places.into_iter().enumerate() {
-                *self.link_to(table, place.bucket, slot) = place.next;
-            }
+            self.unlink(BY_ID, ended.places[BY_ID]);
+            self.unlink(BY_TIME, ended.places[BY_TIME]);
         }
-        let mut place = |table: usize, bucket: u16| {
-            let next = std::mem::replace(&mut self.heads[table][usize::from(bucket)], slot + 1);
-            Place { bucket, next }
-        };
         let places = [
-            place(BY_ID, bucket(sequence.get() as u32)),
-            place(BY_TIME, time_bucket(user, millis(details.id))),
+            self.link(BY_ID, bucket(sequence.get() as u32), slot),
+            self.link(BY_TIME, time_bucket(user, millis(details.id)), slot),
         ];
         self.rows[at] = Some(Row {
             details,
@@ -89,21 +86,34 @@ impl Orders {
         });
     }
 
-    /// The link of a chain that leads to a slot.
-    fn link_to(&mut self, table: usize, bucket: u16, slot: u32) -> &mut u32 {
-        let head = usize::from(bucket);
-        let (mut before, mut at) = (None, self.heads[table][head]);
-        while at != slot + 1 {
-            before = Some(at as usize - 1);
-            at = self.row(at - 1).places[table].next;
+    /// Adds a slot at the head of a chain.
+    fn link(&mut self, table: usize, bucket: u16, slot: u32) -> Place {
+        let next = std::mem::replace(&mut self.heads[table][usize::from(bucket)], slot + 1);
+        if let Some(next) = next.checked_sub(1) {
+            self.place_mut(next, table).before = slot + 1;
         }
-        match before {
-            None => &mut self.heads[table][head],
-            Some(before) => {
-                let row = self.rows[before].as_mut().expect("a chain has orders");
-                &mut row.places[table].next
-            }
+        Place {
+            bucket,
+            before: 0,
+            next,
         }
+    }
+
+    /// Removes a slot from its chain, at a cost that does not depend on the chain: while the clock
+    /// stands still, all orders of a user have the same millisecond.
+    fn unlink(&mut self, table: usize, place: Place) {
+        match place.before.checked_sub(1) {
+            None => self.heads[table][usize::from(place.bucket)] = place.next,
+            Some(before) => self.place_mut(before, table).next = place.next,
+        }
+        if let Some(next) = place.next.checked_sub(1) {
+            self.place_mut(next, table).before = place.before;
+        }
+    }
+
+    fn place_mut(&mut self, slot: u32, table: usize) -> &mut Place {
+        let row = self.rows[slot as usize].as_mut();
+        &mut row.expect("a chain has orders").places[table]
     }
 
     fn row(&self, slot: u32) -> &Row {
@@ -176,6 +186,8 @@ fn bucket(sequence_low: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use types::command::New;
     use types::{InstrumentIx, Lots, NodeId, Side, Ticks, UserIx, derived, order_uuid};
 
@@ -234,44 +246,54 @@ mod tests {
         assert_eq!(find(&orders, 5), None);
     }
 
+    /// Many orders of a millisecond, of which slots are used again in any order.
     #[test]
     fn orders_of_a_user_and_millisecond_are_found_until_their_slots_are_used_again() {
-        const MILLISECOND: u64 = 1_000_000;
+        const SLOTS: u64 = 200;
         let node = NodeId::new(1).unwrap();
-        let mut orders = Orders::default();
         let users = [UserIx(0), UserIx(1), UserIx(70_000)];
-        let id = |at: u64| order_uuid(at / 4 * MILLISECOND, node, Sequence(at));
-        let user = |at: u64| users[at as usize % users.len()];
-        let mut add = |at: u64| {
+        let (mut orders, mut random) = (Orders::default(), 1_u64);
+        // Slot: user and id of the last order.
+        let mut model = std::collections::BTreeMap::new();
+        for at in 0..2_000_u64 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let slot = (random >> 33) % SLOTS;
+            let user = users[(random >> 50) as usize % users.len()];
+            let id = order_uuid(at / 500 * 1_000_000, node, Sequence(at));
             let handle = Handle {
-                slot: at as u32 % 200,
-                generation: 1,
+                slot: slot as u32,
+                generation: at as u32,
             };
-            let new = New::limit(
-                InstrumentIx(0),
-                handle,
-                user(at),
-                Side::Buy,
-                Ticks(1),
-                Lots(1),
-            );
+            let new = New::limit(InstrumentIx(0), handle, user, Side::Buy, Ticks(1), Lots(1));
             let details = OrderDetails {
-                generation: 1,
-                id: id(at),
+                generation: handle.generation,
+                id,
                 terms: (&new).into(),
             };
-            orders.insert(handle.slot, (user(at), Sequence(at)), details, None);
-        };
-        (0..1_000).for_each(&mut add);
-        for at in 0..1_000 {
-            // A child begins with the same milliseconds.
-            let child = derived::order_hold(id(at), derived::HoldPart::Main);
-            let found: Vec<Id128> = orders
-                .entered_with(user(at), child)
-                .map(|(_, id)| id)
-                .collect();
-            assert_eq!(found.contains(&id(at)), at >= 800, "{at}");
-            assert!(found.len() <= 4, "other milliseconds");
+            orders.insert(handle.slot, (user, Sequence(at)), details, None);
+            model.insert(handle.slot, (user, handle, id));
+            if at % 100 != 99 {
+                continue;
+            }
+            for user in users {
+                // A child begins with the same milliseconds.
+                let child = derived::order_hold(id, derived::HoldPart::Main);
+                let found: HashMap<_, _> = orders.entered_with(user, child).collect();
+                let of = |(of, _, other): &&(UserIx, Handle, Id128)| {
+                    *of == user && millis(*other) == millis(id)
+                };
+                let expected = model
+                    .values()
+                    .filter(of)
+                    .map(|(_, handle, id)| (*handle, *id));
+                assert_eq!(found, expected.collect());
+            }
+        }
+        for (_, handle, id) in model.into_values() {
+            let from = derived::derived_from(id, node).unwrap();
+            assert_eq!(orders.find(id, from.sequence_low), Some((handle, None)));
         }
     }
 }

@@ -18,8 +18,8 @@ use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, Replica, ReplicaE
 use sequencer::{Backlog, Config, Reader, Record, SequencerHandle, SnapshotConfig, SubmitError};
 use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, TradeParty, UnblockUser};
 use types::{
-    CancelReason, Command, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence,
-    SessionIx, Side, Ticks, UserIx, order_uuid, trade_uuid,
+    CancelReason, Command, Handle, HoldPart, Id128, InstrumentIx, Lots, NodeId, RejectReason,
+    Sequence, SessionIx, Side, Ticks, UserIx, order_hold, order_uuid, trade_uuid,
 };
 
 fn node() -> NodeId {
@@ -419,6 +419,30 @@ async fn a_long_read_is_the_live_threads_and_its_panic_ends_only_itself() {
     let sequence = replica.read_on_thread(|state| state.sequence());
     assert_eq!(in_time("a read", sequence).await, Some(last));
 
+    // While a read takes long, sixteen others wait.
+    let (has_begun, begun) = std::sync::mpsc::sync_channel(1);
+    let (end, ended) = std::sync::mpsc::sync_channel(1);
+    let long = replica.read_on_thread(move |_| {
+        has_begun.send(()).expect("the test waits");
+        ended.recv_timeout(HANG).is_ok()
+    });
+    let mut long = Box::pin(long);
+    assert!(futures::poll!(&mut long).is_pending());
+    begun.recv_timeout(HANG).expect("reads");
+    let mut waiting: Vec<_> = (0..17).map(|_| Box::pin(thread())).collect();
+    for (at, read) in waiting.iter_mut().enumerate() {
+        assert_eq!(futures::poll!(read).is_ready(), at == 16, "read {at}");
+    }
+    waiting.pop();
+    end.send(()).expect("the reader waits");
+    assert_eq!(in_time("the long read", long).await, Some(true));
+    for read in waiting {
+        assert_eq!(
+            in_time("a read that waited", read).await,
+            Some(name.clone().flatten())
+        );
+    }
+
     drop(live);
     assert_eq!(in_time("a read after the end", thread()).await, None);
     handle.stop();
@@ -446,6 +470,16 @@ async fn an_open_order_is_found_by_its_public_id() {
     let checkpoint = replica.read(State::checkpoint).encode().expect("encodes");
     let restored = replica::restore(node(), sequencer::limits(), &checkpoint).expect("restores");
     assert_eq!(restored.open_order(id), Some((order, None)));
+    let (hold, [buyer, seller]) = (
+        order_hold(id, HoldPart::Main),
+        [0, 1].map(|at| desk.users[at]),
+    );
+    let found = [
+        restored.order_with_main_hold(buyer, hold),
+        restored.order_with_main_hold(seller, hold),
+        restored.order_with_main_hold(buyer, order_hold(id, HoldPart::Fee)),
+    ];
+    assert_eq!(found, [Some(order.handle), None, None]);
     let trade = trade_uuid(sold.time_ns, node(), sold.sequence, 0);
     let ended = order_uuid(sold.time_ns, node(), sold.sequence);
     for other in [trade, ended, Id128::NONE] {
@@ -461,6 +495,8 @@ async fn an_open_order_is_found_by_its_public_id() {
     });
     let cancelled = done(&desk.port, cancel).await.command;
     assert_eq!(find().await, Ok(None));
+    let by_hold = replica.read(|state| state.order_with_main_hold(buyer, hold));
+    assert_eq!(by_hold, None, "the order has ended");
     let cause = |applied: &Applied| applied.sequence();
     let sequence = cancelled.sequence;
     assert_eq!(replica.effects(sequence, cause), Some(sequence));

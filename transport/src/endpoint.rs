@@ -22,9 +22,10 @@ use crate::socket::{Origin, Socket};
 const DATAGRAMS_MAX: usize = 64;
 /// Buffers of the receive calls of a round, each call only if the one before filled all of its own.
 /// A single datagram is answered without a second call, and each buffer has a cost even when
-/// nothing has arrived. On Linux without GRO a buffer has one datagram: all reach
+/// nothing has arrived. On Linux without GRO a buffer has one datagram: together they reach
 /// [`DATAGRAMS_MAX`].
-const BUFFERS: [usize; 3] = [2, 32, 32];
+const BUFFERS: [usize; 3] = [2, 32, 30];
+const _: () = assert!(BUFFERS[0] + BUFFERS[1] + BUFFERS[2] == DATAGRAMS_MAX);
 /// Maximum time for which the endpoint reports a backlog to [`Driver::timeout`]. A flood of
 /// datagrams cannot keep a silent peer connected for longer.
 const BACKLOG_MAX: Duration = Duration::from_secs(1);

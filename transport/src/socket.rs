@@ -94,7 +94,10 @@ impl Socket {
         buffers: usize,
         mut each: impl FnMut(Origin, BytesMut),
     ) -> io::Result<Option<usize>> {
-        if !self.has_rest() && !self.fill(buffers)? {
+        if self.has_rest() {
+            // Left by an earlier call: more may have arrived since.
+            self.is_full = true;
+        } else if !self.fill(buffers)? {
             return Ok(None);
         }
         let one = self.buffers.len() / BATCH_SIZE;
@@ -140,10 +143,11 @@ impl Socket {
             std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
         let slices = &mut slices[..offered.min(BATCH_SIZE)];
         let socket = UdpSockRef::from(&self.io);
+        let offered = slices.len();
         let count = match self.state.recv(socket, slices, &mut self.metas) {
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // An ICMP error for a sent datagram, or an interrupted call.
+            // An ICMP error for a sent datagram, or an interrupted call: datagrams may wait.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -152,6 +156,7 @@ impl Socket {
                         | ErrorKind::Interrupted
                 ) =>
             {
+                self.is_full = true;
                 return Ok(true);
             }
             Err(error) => return Err(error),
@@ -252,6 +257,16 @@ mod tests {
         }
         from.send_to(&[0], address).expect("sent");
         let received = to.receive(100, 2, |_, _| ()).expect("the socket");
+        assert_eq!((received, to.may_have_more()), (Some(1), false));
+        // While one of two waits here, another arrives.
+        for (sent, most) in [(2, 1), (1, 100)] {
+            for _ in 0..sent {
+                from.send_to(&[0], address).expect("sent");
+            }
+            let received = to.receive(most, 5, |_, _| ()).expect("the socket");
+            assert_eq!((received, to.may_have_more()), (Some(1), true));
+        }
+        let received = to.receive(100, 5, |_, _| ()).expect("the socket");
         assert_eq!((received, to.may_have_more()), (Some(1), false));
     }
 }
