@@ -128,6 +128,8 @@ impl Bound {
             actions: Vec::new(),
             ended_at: None,
             has_flushed: false,
+            did_work: false,
+            sends_first: false,
         };
         let watched = Box::new(Watched {
             front,
