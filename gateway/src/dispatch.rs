@@ -100,6 +100,7 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     let mut lag_max = RecentMaximum::new();
     loop {
+        let next = tokio::time::Instant::now() + interval;
         let lag = |position: Sequence| {
             let assigned = market.replica.assigned();
             assigned.get().saturating_sub(position.get()) as f64
@@ -127,7 +128,7 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
         let depths = tokio::select! {
             depths = depths => depths.unwrap_or_default(),
             // The lags are reported while the replica hangs.
-            () = tokio::time::sleep(interval) => Vec::new(),
+            () = tokio::time::sleep_until(next) => Vec::new(),
             () = shutdown.cancelled() => return,
         };
         for (instrument_id, bids, asks) in depths {
@@ -141,7 +142,7 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(interval) => {}
+            () = tokio::time::sleep_until(next) => {}
             () = shutdown.cancelled() => return,
         }
     }

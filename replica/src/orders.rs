@@ -186,7 +186,7 @@ fn bucket(sequence_low: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{BTreeMap, HashMap};
 
     use types::command::New;
     use types::{InstrumentIx, Lots, NodeId, Side, Ticks, UserIx, derived, order_uuid};
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(find(&orders, 5), None);
     }
 
-    /// Many orders of a millisecond, of which slots are used again in any order.
+    /// Many orders per millisecond; slots are used again in random order.
     #[test]
     fn orders_of_a_user_and_millisecond_are_found_until_their_slots_are_used_again() {
         const SLOTS: u64 = 200;
@@ -254,7 +254,7 @@ mod tests {
         let users = [UserIx(0), UserIx(1), UserIx(70_000)];
         let (mut orders, mut random) = (Orders::default(), 1_u64);
         // Slot: user and id of the last order.
-        let mut model = std::collections::BTreeMap::new();
+        let mut model = BTreeMap::new();
         for at in 0..2_000_u64 {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -281,8 +281,8 @@ mod tests {
                 // A child begins with the same milliseconds.
                 let child = derived::order_hold(id, derived::HoldPart::Main);
                 let found: HashMap<_, _> = orders.entered_with(user, child).collect();
-                let of = |(of, _, other): &&(UserIx, Handle, Id128)| {
-                    *of == user && millis(*other) == millis(id)
+                let of = |(owner, _, other): &&(UserIx, Handle, Id128)| {
+                    *owner == user && millis(*other) == millis(id)
                 };
                 let expected = model
                     .values()

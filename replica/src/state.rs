@@ -164,7 +164,8 @@ impl State {
 
     /// The user's open order whose main ledger hold has this id.
     ///
-    /// Visits the orders of the user's millisecond, ended ones included, and not all open orders.
+    /// Visits the orders that the user entered in the hold's millisecond, ended ones included,
+    /// whatever the number of the user's open orders.
     pub fn order_with_main_hold(&self, user: UserIx, hold_id: Id128) -> Option<Handle> {
         let entered = self.tables.orders.entered_with(user, hold_id);
         let mut open = entered.filter(|(handle, _)| {

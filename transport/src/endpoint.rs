@@ -20,8 +20,8 @@ use crate::socket::{Origin, Socket};
 /// Datagrams per round (`design.md` 5). A flood of datagrams cannot delay the rest of the round. A
 /// system call may return more, with GRO up to 64 per buffer: those are left for the next rounds.
 const DATAGRAMS_MAX: usize = 64;
-/// Buffers of the receive calls of a round, each call only if the one before filled all of its own.
-/// A single datagram is answered without a second call, and each buffer has a cost even when
+/// Buffers of the receive calls of a round. A call follows only if the one before may have left
+/// datagrams: a single one is answered without a second call. Each buffer has a cost even when
 /// nothing has arrived. On Linux without GRO a buffer has one datagram: together they reach
 /// [`DATAGRAMS_MAX`].
 const BUFFERS: [usize; 3] = [2, 32, 30];

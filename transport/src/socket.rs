@@ -29,8 +29,9 @@ pub(crate) struct Socket {
     /// after it.
     current: usize,
     filled: Range<usize>,
-    /// True if the last call filled all buffers that it was offered.
-    is_full: bool,
+    /// True if datagrams may wait in the system: the last call filled all its buffers, failed, or
+    /// only passed on what an earlier one had left.
+    may_wait: bool,
     /// Datagrams of the current buffer that are not passed on yet.
     rest: BytesMut,
 }
@@ -55,7 +56,7 @@ impl Socket {
             metas: [RecvMeta::default(); BATCH_SIZE],
             current: 0,
             filled: 0..0,
-            is_full: false,
+            may_wait: false,
             rest: BytesMut::new(),
             io,
             state,
@@ -79,7 +80,7 @@ impl Socket {
 
     /// True if more datagrams may have arrived than those passed on.
     pub fn may_have_more(&self) -> bool {
-        self.has_rest() || self.is_full
+        self.has_rest() || self.may_wait
     }
 
     /// Passes up to `most` datagrams to `each`: those that the last call left, else those of one
@@ -95,8 +96,7 @@ impl Socket {
         mut each: impl FnMut(Origin, BytesMut),
     ) -> io::Result<Option<usize>> {
         if self.has_rest() {
-            // Left by an earlier call: more may have arrived since.
-            self.is_full = true;
+            self.may_wait = true;
         } else if !self.fill(buffers)? {
             return Ok(None);
         }
@@ -136,7 +136,7 @@ impl Socket {
     /// Fills up to `offered` buffers with one system call. Returns false if no datagram was
     /// available.
     fn fill(&mut self, offered: usize) -> io::Result<bool> {
-        self.is_full = false;
+        self.may_wait = false;
         let one = self.buffers.len() / BATCH_SIZE;
         let mut buffers = self.buffers.chunks_exact_mut(one).take(offered);
         let mut slices: [IoSliceMut; BATCH_SIZE] =
@@ -156,13 +156,13 @@ impl Socket {
                         | ErrorKind::Interrupted
                 ) =>
             {
-                self.is_full = true;
+                self.may_wait = true;
                 return Ok(true);
             }
             Err(error) => return Err(error),
         };
         self.filled = 0..count;
-        self.is_full = count == offered;
+        self.may_wait = count == offered;
         Ok(true)
     }
 

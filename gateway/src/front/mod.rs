@@ -21,8 +21,8 @@
 //! | `server`, `tls` | assembly; certificate |
 //!
 //! A round handles messages from tokio, reports, received datagrams, messages that became durable,
-//! resumes, long answers, balances, closings of sessions, and datagrams to send. Nothing in it
-//! blocks.
+//! resumes, long answers, balances, closings of sessions, and datagrams to send. One that sends
+//! first (`Front::sends_first`) receives nothing. Nothing in a round blocks.
 //!
 //! Invariants:
 //!
@@ -95,10 +95,11 @@ pub struct Front {
     ended_at: Option<Instant>,
     /// The last round sent something, which may have made space for more.
     has_flushed: bool,
+    /// The last round did work.
     did_work: bool,
-    /// The last round received something after an idle one. The next round sends the answers
-    /// without another receive call, most often an empty one, before them. Under load a round more
-    /// would cost more than it saves.
+    /// The last round received a datagram, or a timer fired, after an idle round. If reports wait,
+    /// the next round sends the answers and makes no receive call, which most often would return
+    /// nothing. Not under load: there an extra round costs more than the call.
     sends_first: bool,
 }
 
@@ -346,6 +347,16 @@ impl Front {
         for at in 0..self.state.sessions.len() {
             self.send(now, at, &message);
         }
+    }
+
+    /// Receives datagrams and handles timers; true when there were any.
+    fn receive(&mut self, now: Instant) -> bool {
+        let received = self.endpoint.receive(now, &mut self.state);
+        received.unwrap_or_else(|error| {
+            tracing::error!(%error, "trading socket failed: ending all sessions");
+            self.state.stopping.get_or_insert(now);
+            false
+        })
     }
 
     /// Reads reports. Sends the messages that do not wait for durability.
@@ -652,16 +663,8 @@ impl Polled for Front {
         }
         let has_reports = self.read_reports(now);
         did_work |= has_reports;
-        let receives = !(has_reports && self.sends_first);
-        let received = receives
-            && match self.endpoint.receive(now, &mut self.state) {
-                Ok(received) => received,
-                Err(error) => {
-                    tracing::error!(%error, "trading socket failed: ending all sessions");
-                    self.state.stopping.get_or_insert(now);
-                    false
-                }
-            };
+        let sends_first = has_reports && self.sends_first;
+        let received = !sends_first && self.receive(now);
         did_work |= received;
         self.sends_first = received && !self.did_work;
         did_work |= self.send_durable(now);
