@@ -137,13 +137,13 @@ impl Socket {
     /// available.
     fn fill(&mut self, offered: usize) -> io::Result<bool> {
         self.may_wait = false;
+        let offered = offered.min(BATCH_SIZE);
         let one = self.buffers.len() / BATCH_SIZE;
         let mut buffers = self.buffers.chunks_exact_mut(one).take(offered);
         let mut slices: [IoSliceMut; BATCH_SIZE] =
             std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
-        let slices = &mut slices[..offered.min(BATCH_SIZE)];
+        let slices = &mut slices[..offered];
         let socket = UdpSockRef::from(&self.io);
-        let offered = slices.len();
         let count = match self.state.recv(socket, slices, &mut self.metas) {
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
