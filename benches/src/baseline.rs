@@ -55,6 +55,8 @@ pub struct EchoLoad {
     pub timing: Timing,
     /// Core of the echo thread.
     pub core: usize,
+    /// Core of the writer thread. `None`: the client's.
+    pub writer_core: Option<usize>,
     /// Nanoseconds that the echo thread spins for each message.
     pub service_ns: u64,
 }
@@ -89,7 +91,7 @@ pub fn run(
     load: &mut Load,
     commit: Option<Commit>,
 ) -> anyhow::Result<Percentiles> {
-    beside_writer(echo.core, journal_writes, || {
+    beside_writer(echo, journal_writes, || {
         let (rings, echo_thread) = BareRings::connect(echo);
         let mut client = Client::new(rings, load, commit);
         client.run(echo.timing)?;
@@ -109,19 +111,19 @@ pub fn run_with_plain_client(
     echo: EchoLoad,
     journal_writes: Option<(Writes, &Path)>,
 ) -> anyhow::Result<Percentiles> {
-    beside_writer(echo.core, journal_writes, || Ok(run_echo(echo)))
+    beside_writer(echo, journal_writes, || Ok(run_echo(echo)))
 }
 
 /// Runs `measure` beside a thread that writes, if there are writes.
 fn beside_writer(
-    core: usize,
+    echo: EchoLoad,
     journal_writes: Option<(Writes, &Path)>,
     measure: impl FnOnce() -> anyhow::Result<Percentiles>,
 ) -> anyhow::Result<Percentiles> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicU64::new(0));
     let writer = match journal_writes {
-        Some((writes, dir)) => Some(spawn_writer(writes, dir, core, &is_stopped, &failed)?),
+        Some((writes, dir)) => Some(spawn_writer(writes, dir, echo, &is_stopped, &failed)?),
         None => None,
     };
     let percentiles = measure();
@@ -387,12 +389,12 @@ fn run_echo(load: EchoLoad) -> Percentiles {
     Percentiles::of(&times)
 }
 
-/// Starts the writer thread. Like the journal's thread it does not run on the hot core, here the
-/// core of the echo thread.
+/// Starts the writer thread. Without a chosen core it does not run on that of the echo thread, as
+/// the journal's threads keep off the hot core.
 fn spawn_writer(
     writes: Writes,
     dir: &Path,
-    core: usize,
+    echo: EchoLoad,
     is_stopped: &Arc<AtomicBool>,
     failed: &Arc<AtomicU64>,
 ) -> anyhow::Result<JoinHandle<()>> {
@@ -404,10 +406,9 @@ fn spawn_writer(
     let (is_stopped, failed) = (is_stopped.clone(), failed.clone());
     let room = SEGMENT_BYTES - writes.bytes as u64;
     Ok(std::thread::spawn(move || {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // With two cores the writer shares the client's.
-        if cores == 2 {
-            hop::pin(1 - core.min(1));
+        // Otherwise it has inherited the client's core.
+        if let Some(core) = echo.writer_core {
+            hop::pin(core);
         }
         // The journal's thread also has real-time priority if the system allows it.
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);

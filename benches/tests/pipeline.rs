@@ -17,6 +17,7 @@ const TIMING: Timing = Timing {
 const ECHO: EchoLoad = EchoLoad {
     timing: TIMING,
     core: 0,
+    writer_core: None,
     service_ns: 0,
 };
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::thread::{Pid, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use thread_priority::{
     RealtimeThreadSchedulePolicy, ThreadId, ThreadPriority, ThreadSchedulePolicy,
     set_thread_priority_and_policy,
@@ -413,17 +413,31 @@ impl Journal {
     /// write and then sleep. With equal priority they would wait after each disk completion for the
     /// end of a spinning thread's time slice, some milliseconds. Failures are logged as warnings.
     pub fn keep_off(&self, cores: Range<usize>) {
+        let cores = cores.start..cores.end.min(CpuSet::MAX_CPU);
+        self.place(|set| cores.for_each(|core| set.unset(core)));
+    }
+
+    /// Keeps the log's threads on `core` and raises their priority, as [`Journal::keep_off`] does.
+    pub fn keep_on(&self, core: usize) {
+        self.place(|set| {
+            set.clear();
+            // No machine has the last core of the set: the system refuses it.
+            set.set(core.min(CpuSet::MAX_CPU - 1));
+        });
+    }
+
+    fn place(&self, choose: impl FnOnce(&mut CpuSet)) {
         let writer = *self.shared.writer.wait();
-        let kept = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
-            cores.for_each(|core| set.unset(core));
+        let placed = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
+            choose(&mut set);
             // Threads that the writer starts inherit the set and the priority.
             match set.count() {
                 0 => Ok(()),
                 _ => sched_setaffinity(Some(writer.pid), &set),
             }
         });
-        if let Err(error) = kept {
-            tracing::warn!(%error, "cannot keep the journal's threads off the spinning cores; they run on any core");
+        if let Err(error) = placed {
+            tracing::warn!(%error, "cannot choose the cores of the journal's threads; they run on any core");
         }
         let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
         let raised = set_thread_priority_and_policy(writer.thread, ThreadPriority::Min, policy);

@@ -280,6 +280,10 @@ pub struct Trading {
     pub layout: Option<sequencer::Layout>,
     /// Core of the hot thread; engine threads use the next ones. Unset: the scheduler chooses.
     pub core: Option<usize>,
+    /// Core of the journal's threads. Unset: the scheduler chooses; if `core` is set, among the
+    /// cores without hot thread and engine threads. With two cores and a client on this machine,
+    /// the hot thread's core: they would interrupt the client on the other one.
+    pub journal_core: Option<usize>,
     /// Maximum engine threads of `pinned`; instruments share them round-robin. Unset: number of
     /// cores minus two.
     pub engine_threads_max: Option<usize>,
@@ -310,6 +314,7 @@ impl Trading {
         sequencer::Config {
             layout: self.layout.unwrap_or(free.layout),
             core: self.core.or(free.core),
+            journal_core: self.journal_core.or(free.journal_core),
             engine_threads_max: self.engine_threads_max.unwrap_or(free.engine_threads_max),
             spin_us: self.spin_us.unwrap_or(free.spin_us),
             grace_ms: self.grace_ms.unwrap_or(free.grace_ms),
@@ -867,11 +872,13 @@ mod tests {
             ("pinned", Layout::Pinned),
         ] {
             let text = format!(
-                "[trading]\nlayout = \"{name}\"\ncore = 1\nspin_us = 7\ngrace_ms = 500\norders_per_s = 300000\n"
+                "[trading]\nlayout = \"{name}\"\ncore = 1\njournal_core = 2\nspin_us = 7\n\
+                 grace_ms = 500\norders_per_s = 300000\n"
             );
             let settings = load(&text).expect("loaded").trading.settings(folder.path());
             assert_eq!(settings.layout, layout);
-            assert_eq!((settings.core, settings.spin_us), (Some(1), 7));
+            assert_eq!((settings.core, settings.journal_core), (Some(1), Some(2)));
+            assert_eq!(settings.spin_us, 7);
             assert_eq!(settings.grace_ms, 500);
             assert_eq!(settings.pending_bytes_max, 300_000 * 192);
         }

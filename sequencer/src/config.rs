@@ -60,6 +60,9 @@ pub struct Config {
     pub layout: Layout,
     /// Core of the hot thread; the engine threads have the cores after it. `None`: not pinned.
     pub core: Option<usize>,
+    /// Core of the journal's threads, at real-time priority. `None`: if the hot thread is pinned,
+    /// any but its core and those of the engines.
+    pub journal_core: Option<usize>,
     /// Maximum number of engine threads in layout `pinned`. Further engines share them.
     pub engine_threads_max: usize,
     /// How long the hot thread spins after the last request before it parks.
@@ -108,6 +111,7 @@ impl Config {
             ring_capacity: 512,
             layout: Layout::for_cores(cores),
             core: None,
+            journal_core: None,
             // One core for the hot thread, one for all other threads.
             engine_threads_max: cores.saturating_sub(2).max(1),
             // With spare cores an idle hot thread spins; on a small machine other threads need its

@@ -253,8 +253,14 @@ fn prepare_on(
     let newest = Checkpoints::new(&snapshot_dir).newest_sequence();
     let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
-    if let Some(first) = config.core {
-        journal.keep_off(first..first + 1 + config.engine_threads());
+    match (config.journal_core, config.core) {
+        (Some(core), _) => journal.keep_on(core),
+        (None, Some(first)) => {
+            journal.keep_off(first..first.saturating_add(1 + config.engine_threads()))
+        }
+        (None, None) => {}
+    }
+    if config.core.is_some() {
         journal.gather(Duration::from_micros(config.gather_us));
     }
     let recovered = core.sequence();

@@ -75,7 +75,7 @@ struct Args {
     /// for this number of cores.
     #[arg(long)]
     gather_us: Option<u64>,
-    /// Core of the journal's thread. Default: any core except the hot thread's.
+    /// Core of the journal's threads. Default: any core without hot thread and engines.
     #[arg(long)]
     journal_core: Option<usize>,
     /// Measure the cost per command of this many commands on a single thread, with 1, 8 and 64
@@ -109,6 +109,7 @@ impl Node {
             LayoutArg::Pinned => Layout::Pinned,
         };
         config.core = Some(args.hot_core);
+        config.journal_core = args.journal_core;
         config.spin_us = args.spin_us;
         config.gather_us = args.gather_us.unwrap_or(config.gather_us);
         let backlog = Arc::new(Backlog::new(Bounds::NONE));
@@ -211,11 +212,6 @@ fn main() -> anyhow::Result<()> {
     if let Some(commands) = args.inline {
         return run_inline(&args, &dir, commands);
     }
-    // A thread inherits the affinity of its creator. The node creates the journal's thread, so this
-    // thread is pinned to the journal's core first and to the client's core afterwards.
-    if let Some(core) = args.journal_core {
-        hop::pin(core);
-    }
     let node = Node::start(&args, &dir)?;
     anyhow::ensure!(
         hop::pin(args.client_core),
@@ -268,6 +264,7 @@ fn main() -> anyhow::Result<()> {
             warm_up: 1,
         },
         core: args.hot_core,
+        writer_core: args.journal_core,
         service_ns,
     };
     let dir_of = |name: &str| folder.path().join(format!("baseline-{name}"));

@@ -14,7 +14,7 @@ use benches::generate::{Shape, generate};
 use benches::hop;
 use benches::wire::baselines::{self, Baselines, BlockFile};
 use benches::wire::closed_loop::{self, Latencies};
-use benches::wire::flow::{Flow, Load};
+use benches::wire::flow::{Flow, Load, lower_priority};
 use benches::wire::idle::Idle;
 use benches::wire::reference::{self, Verified};
 use benches::wire::report::Report;
@@ -24,6 +24,7 @@ use benches::xflow;
 use clap::Parser;
 use client::spinning::Connection;
 use client::{LoginOptions, Trust};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use sequencer::inspect::Folder;
 use types::InstrumentIx;
 
@@ -91,7 +92,7 @@ struct Args {
     /// Seed of a generated flow.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Core of this client.
+    /// Core of this client while it measures latencies. The flow may use all.
     #[arg(long, default_value_t = 0)]
     core: usize,
     /// Core of the echo server.
@@ -232,7 +233,8 @@ fn main() -> anyhow::Result<()> {
         args.users * args.sessions < 64,
         "--users x --sessions must be at most 63 (channels per connection)"
     );
-    // After this thread is pinned, the result would be 1.
+    // Before this thread is pinned, which its children inherit.
+    let all = sched_getaffinity(None)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = settings::of_platform(&args.data_dir)?;
     let platform = PlatformClient { address: args.rpc };
@@ -264,7 +266,9 @@ fn main() -> anyhow::Result<()> {
     let instrument = number_of(&connection, &id)?;
     let (latencies, baselines) =
         measure_latencies(&args, cores, &platform, &mut connection, instrument)?;
+    sched_setaffinity(None, &all)?;
     let sampler = Sampler::start(args.rpc);
+    lower_priority()?;
     let counts = flow.run(&mut connection, instrument, &load)?;
     sampler.flow_ended();
     flow.drain(&mut connection)?;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use client::spinning::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 use types::{CancelReason, OrderType, RejectReason, Side, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
@@ -18,6 +20,18 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Maximum sleep: at 250,000 requests/s, 25 become due in it.
 const SLEEP_NS: i64 = 100_000;
+
+/// Nice value of the client in the flow. On the same machine it competes with the platform for the
+/// cores: with equal priority the replica waits for the client's time slices.
+const NICE: i32 = 5;
+
+/// Lowers the calling thread's priority for the flow.
+///
+/// # Errors
+/// The system refuses.
+pub fn lower_priority() -> anyhow::Result<()> {
+    Ok(setpriority_process(Some(gettid()), NICE)?)
+}
 
 /// Load of the members.
 pub struct Load {
@@ -44,6 +58,8 @@ pub struct Counts {
     /// Orders cancelled by self-trade prevention.
     pub prevented: u64,
     pub seconds: f64,
+    /// Most requests that were due at the rate and not yet sent, also for a full window.
+    pub overdue_max: usize,
 }
 
 impl Counts {
@@ -142,6 +158,10 @@ impl Flow {
                 .map_or(usize::MAX, |rate| requests_due(now - begun, rate));
             let sent = self.next;
             self.send(connection, instrument, load, due)?;
+            if load.rate.is_some() {
+                let overdue = due.saturating_sub(self.next);
+                self.counts.overdue_max = self.counts.overdue_max.max(overdue);
+            }
             connection.poll()?;
             if !self.count_reports(connection) && self.next == sent {
                 wait_for_datagram(connection);

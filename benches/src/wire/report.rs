@@ -39,6 +39,7 @@ impl Report {
             "load": self.load,
             "cores": self.cores,
             "layout": settings.layout,
+            "trading": settings.trading,
             "bounds": self.status.bounds,
             "trading_budget": self.trading_budget,
             "trading_limit_basis": settings.trading_limit_basis,
@@ -53,6 +54,7 @@ impl Report {
             "reject_rate": share(counts.refused),
             "too_late_rate": share(counts.too_late),
             "self_trade_rate": share(counts.prevented),
+            "overdue_max": counts.overdue_max,
             "trades": counts.trades,
             "trades_per_order": share(counts.trades),
             "duration_s": counts.seconds,
@@ -170,7 +172,9 @@ mod tests {
     ];
     const DISTRIBUTIONS: [&str; 5] = ["echo", "net", "accepted", "durable", "durable_floor"];
     /// Figures of `cargo xtask bench`, and settings.
-    const FURTHER: [&str; 20] = [
+    const FURTHER: [&str; 22] = [
+        "overdue_max",
+        "trading",
         "records_per_s",
         "answered_per_s",
         "load",
@@ -223,6 +227,7 @@ mod tests {
             cores: 2,
             settings: Settings {
                 layout: "fused".to_owned(),
+                trading: json!({}),
                 lag_bounds: json!({}),
                 trading_limit_basis: json!("quantity"),
             },

@@ -46,6 +46,10 @@ use crate::world::User;
 pub const LONG: Duration = Duration::from_secs(30);
 /// Time that the platform has after a run to release memory.
 const MEMORY_RELEASE_MAX: Duration = Duration::from_secs(60);
+/// In a long plan, time without a change of the memory after which it counts as released.
+const MEMORY_STEADY: Duration = Duration::from_secs(10);
+/// Change of the resident memory, in bytes, that counts as none.
+const MEMORY_CHANGE_MIN: u64 = 1 << 20;
 /// Bytes of the ledger's cache of 32,768 holds. An order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;
 /// Resting orders of the market maker, of one lot each.
@@ -263,8 +267,8 @@ impl Stage {
         for run in 0..plan.runs {
             if run > 0 && plan.is_long() {
                 self.control(plan, control, &mut verdict).await;
-                tokio::time::sleep(MEMORY_RELEASE_MAX).await;
-                verdict.add_control_memory(self.resident_bytes());
+                let bytes = self.released_memory(plan, &verdict).await;
+                verdict.add_control_memory(bytes);
             }
             let (figures, outcome) = self.measure(kind, plan, &attacker).await;
             verdict.add(figures, &outcome);
@@ -272,7 +276,8 @@ impl Stage {
                 self.until_no_orders(&attacker).await;
             }
             self.check_login(&mut verdict).await;
-            self.record_memory(plan, &mut verdict).await;
+            let bytes = self.released_memory(plan, &verdict).await;
+            verdict.resident_bytes.push(bytes);
         }
         let health = self.platform.get("market", "/health", "").await;
         if health != (200, json!({ "status": "ok" })) {
@@ -289,7 +294,8 @@ impl Stage {
         verdict.caches_bytes = LEDGER_CACHE;
         verdict.resident_bytes.push(self.resident_bytes());
         self.control(plan, control, &mut verdict).await;
-        self.record_memory(plan, &mut verdict).await;
+        let bytes = self.released_memory(plan, &verdict).await;
+        verdict.resident_bytes.push(bytes);
         verdict.compare(control);
         println!("{verdict}");
         verdict
@@ -328,16 +334,20 @@ impl Stage {
         both.await.expect("the attack finishes")
     }
 
-    /// Records the platform's resident memory after a minute. A short plan records it as soon as it
-    /// is within its bound.
-    async fn record_memory(&self, plan: &Plan, verdict: &mut Verdict) {
+    /// Waits until the platform's resident memory is within its bound, in a long plan also until it
+    /// no longer changes, and returns it. After a minute it is returned as it is.
+    async fn released_memory(&self, plan: &Plan, verdict: &Verdict) -> u64 {
         let begun = Instant::now();
+        let (mut steady_bytes, mut steady_since) = (self.resident_bytes(), begun);
         loop {
             let bytes = self.resident_bytes();
-            let is_early = !plan.is_long() && verdict.allows_memory(bytes);
-            if is_early || begun.elapsed() >= MEMORY_RELEASE_MAX {
-                verdict.resident_bytes.push(bytes);
-                return;
+            if bytes.abs_diff(steady_bytes) >= MEMORY_CHANGE_MIN {
+                (steady_bytes, steady_since) = (bytes, Instant::now());
+            }
+            let is_steady = !plan.is_long() || steady_since.elapsed() >= MEMORY_STEADY;
+            let is_released = is_steady && verdict.allows_memory(bytes);
+            if is_released || begun.elapsed() >= MEMORY_RELEASE_MAX {
+                return bytes;
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }

@@ -15,6 +15,13 @@ const LIMITS: [(&str, &str); 3] = [
     ("PLATFORM_MARKET__JOURNAL_MIB_PER_MINUTE", "1024"),
 ];
 
+/// Hot thread and journal share the second of two cores, on which `wire` has its echo server: its
+/// client spins on the first while it measures latencies, and the journal would interrupt it there.
+const CORES: [(&str, &str); 2] = [
+    ("PLATFORM_TRADING__CORE", "1"),
+    ("PLATFORM_TRADING__JOURNAL_CORE", "1"),
+];
+
 /// Bounds on settlement's lag that no run reaches.
 const BOUNDS: [(&str, &str); 2] = [
     ("PLATFORM_TRADING__BOUNDS__SETTLEMENT", "100000000"),
@@ -85,11 +92,13 @@ fn run(
     std::fs::create_dir_all(&folder)?;
     let data = folder.join("data");
     let binary = shell::target()?.join("release/platform");
+    let has_two_cores = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 2);
     let mut program = shell::command(&binary.to_string_lossy());
     program
         .args(["--json", "run", "--data-dir"])
         .arg(&data)
         .envs(LIMITS)
+        .envs(CORES.into_iter().filter(|_| has_two_cores))
         .envs(bounds.iter().copied())
         .current_dir(&folder)
         .stderr(std::fs::File::create(folder.join("platform.log"))?);
