@@ -68,8 +68,8 @@ pub struct Config {
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
     /// Minimum microseconds from the start of a large journal write to that of the next; 0: none.
-    /// Applies if the hot thread is pinned. Below three cores the journal competes with a front
-    /// that spins, and few large writes take less of its time than many small ones.
+    /// Applies if the hot thread is pinned. Below three cores the journal shares a core with a
+    /// thread that spins, and few large writes take less of its time than many small ones.
     pub gather_us: u64,
     /// Grace period: time from the end of a session to the cancel of its orders.
     pub grace_ms: u64,

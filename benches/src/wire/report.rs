@@ -43,7 +43,6 @@ impl Report {
             "bounds": self.status.bounds,
             "trading_budget": self.trading_budget,
             "trading_limit_basis": settings.trading_limit_basis,
-            "lag_bounds": settings.lag_bounds,
             "echo": percentiles(&self.baselines.echo),
             "net": percentiles(&self.baselines.net),
             "accepted": percentiles(&self.latencies.accepted),
@@ -172,7 +171,7 @@ mod tests {
     ];
     const DISTRIBUTIONS: [&str; 5] = ["echo", "net", "accepted", "durable", "durable_floor"];
     /// Figures of `cargo xtask bench`, and settings.
-    const FURTHER: [&str; 22] = [
+    const FURTHER: [&str; 21] = [
         "overdue_max",
         "trading",
         "records_per_s",
@@ -181,7 +180,6 @@ mod tests {
         "bounds",
         "trading_budget",
         "trading_limit_basis",
-        "lag_bounds",
         "too_late_rate",
         "self_trade_rate",
         "trades_per_order",
@@ -228,7 +226,6 @@ mod tests {
             settings: Settings {
                 layout: "fused".to_owned(),
                 trading: json!({}),
-                lag_bounds: json!({}),
                 trading_limit_basis: json!("quantity"),
             },
             status: Status {

@@ -16,10 +16,9 @@ const LOCK_FILE: &str = "platform.lock";
 pub struct Settings {
     /// Assignment of front, hot thread and engines to threads.
     pub layout: String,
-    /// Section `trading`: among others the cores of hot thread and journal.
+    /// Section `trading`, as configured: among others the cores of hot thread and journal, and the
+    /// lag of each journal follower at which new orders are refused (`bounds`).
     pub trading: Value,
-    /// Lag of each journal follower at which new orders are refused (`trading.bounds`).
-    pub lag_bounds: Value,
     /// Value of `market.trading_limit_basis`: what counts against the TRADING budget.
     pub trading_limit_basis: Value,
 }
@@ -41,7 +40,6 @@ pub fn of_platform(data_dir: &Path) -> anyhow::Result<Settings> {
     Ok(Settings {
         layout,
         trading: value("/trading"),
-        lag_bounds: value("/trading/bounds"),
         trading_limit_basis: value("/market/trading_limit_basis"),
     })
 }

@@ -48,7 +48,7 @@ pub const LONG: Duration = Duration::from_secs(30);
 const MEMORY_RELEASE_MAX: Duration = Duration::from_secs(60);
 /// In a long plan, time without a change of the memory after which it counts as released.
 const MEMORY_STEADY: Duration = Duration::from_secs(10);
-/// Change of the resident memory, in bytes, that counts as none.
+/// Smallest change of the resident memory, in bytes, that counts as one.
 const MEMORY_CHANGE_MIN: u64 = 1 << 20;
 /// Bytes of the ledger's cache of 32,768 holds. An order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;

@@ -22,7 +22,7 @@ pub fn run(seconds: u64) -> anyhow::Result<()> {
     let stage = number(&figures, "/intake_stage")?;
     let refused = number(&figures, "/reject_rate")?;
     let records = number(&figures, "/settlement_lag_records")?;
-    let bound = number(&figures, "/lag_bounds/settlement")?;
+    let bound = number(&figures, "/trading/bounds/settlement")?;
     println!(
         "gate: stage {stage}, {:.1} % of the requests refused, settlement lag {records:.0} records (bound {bound:.0})",
         refused * 100.0
