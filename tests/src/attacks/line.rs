@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use transport::proto::{ClientConfig, ConnectionError};
 use transport::{ConsumedBytes, Driver, Endpoint, Incoming, Key, Link};
 use wire::{
-    ALPN, ClientMessage, DisconnectCode, Header, LOGIN_FROM_NOW, Login, ServerMessage, Text,
-    append, parse,
+    ALPN, CONNECTION_CHANNEL, ClientMessage, DisconnectCode, Header, Heartbeat, LOGIN_FROM_NOW,
+    Login, ServerMessage, Text, append, parse,
 };
 
 use crate::process::PATIENCE;
@@ -19,6 +19,8 @@ use crate::quic::client_config;
 pub const SERVER_NAME: &str = "cfa-trade";
 /// Bytes waiting in the stream's buffer at which [`Line::append`] refuses more.
 const WAITING_BYTES_MAX: usize = 1 << 20;
+/// Time between the heartbeats of [`Line::wait`].
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts of the server's messages.
 #[derive(Clone, Debug, Default)]
@@ -268,11 +270,17 @@ impl Line {
         self.wait(patience, |counts| counts.answered() >= requests);
     }
 
-    /// Polls until `done`, the connection ends or `patience` has elapsed.
+    /// Polls until `done`, the connection ends or `patience` has elapsed. Sends heartbeats, without
+    /// which the exchange would end the connection.
     pub fn wait(&mut self, patience: Duration, done: impl Fn(&Counts) -> bool) {
         let begun = Instant::now();
+        let mut heartbeat_at = begun;
         while !done(&self.inbox.counts) && self.inbox.ended.is_none() && begun.elapsed() < patience
         {
+            if Instant::now() >= heartbeat_at {
+                self.append(CONNECTION_CHANNEL, 0, &Heartbeat {}.into());
+                heartbeat_at += HEARTBEAT_INTERVAL;
+            }
             self.poll();
             std::thread::sleep(Duration::from_micros(500));
         }

@@ -16,8 +16,8 @@ const MESSAGES: u64 = 17_000;
 const FILL_PER_MS: u128 = 16;
 /// Packets from one resume of all sessions to the next.
 const ROUND: u64 = 10_000;
-/// Longest wait for the last messages.
-const DRAIN: Duration = Duration::from_secs(30);
+/// Longest wait for the last messages. The sessions of a user are read from the journal in turn.
+const DRAIN: Duration = Duration::from_secs(60);
 /// Pause after which the user's rate of logins admits all sessions again.
 const LOGIN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -117,12 +117,14 @@ impl Attack for Resumes {
         self.line.wait(DRAIN, is_answered);
         self.line.wait(LOGIN_PAUSE, |_| false);
         self.resume();
+        let resumed_at = Instant::now();
         let logins_sent = self.logins_sent;
         self.line.wait(DRAIN, |counts| {
             let mut channels = 0..SESSIONS;
             counts.answered_logins() >= logins_sent
                 && channels.all(|channel| last_number(counts, channel) >= MESSAGES)
         });
+        let seconds = resumed_at.elapsed().as_secs_f64();
         let counts = self.line.counts().clone();
         let mut violations = Vec::new();
         for channel in 0..SESSIONS {
@@ -137,7 +139,8 @@ impl Attack for Resumes {
         }
         let logins = counts.logins;
         let summary = format!(
-            "{logins_sent} logins, {logins} accepted, {} numbered messages, {} datagrams: {counts}",
+            "{logins_sent} logins, {logins} accepted, {} numbered messages, those of the last \
+             resume within {seconds:.1} s, {} datagrams: {counts}",
             counts.numbered,
             self.line.packets()
         );
