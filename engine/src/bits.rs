@@ -25,8 +25,9 @@ impl Bits {
         }
     }
 
+    /// True when the places around this one were free, as far as one word reaches.
     #[inline(always)]
-    pub fn set(&mut self, place: usize) {
+    pub fn set(&mut self, place: usize) -> bool {
         let low = &mut self.low[place >> 6];
         let before = *low;
         *low |= 1 << (place & 63);
@@ -35,6 +36,7 @@ impl Bits {
             self.mid[place >> 12] |= 1 << ((place >> 6) & 63);
             self.top[place >> 18] |= 1 << ((place >> 12) & 63);
         }
+        before == 0
     }
 
     #[inline(always)]

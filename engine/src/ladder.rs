@@ -13,8 +13,9 @@
 //! and the band changes, and when neither best price is inside: then only stray orders are in the
 //! window. A move costs the levels that it carries. Orders that rest outside must pay for it first,
 //! a few levels each up to a limit, so no client can make a book move its levels back and forth.
-//! Growth costs less, because levels inside are copied. The window's position is not part of the
-//! state: it changes speed, never results.
+//! Growth costs less, because levels inside are copied. A window that has used much more memory
+//! than its orders need is replaced by another one of the same prices. The window's position is not
+//! part of the state: it changes speed, never results.
 //!
 //! Prices are compared by *key*: an ask's price, the complement of a bid's. A lower key is a better
 //! price on either side, so neither side needs a branch.
@@ -206,8 +207,7 @@ impl Ladder {
         for from in successors(old.bits.up(0), |place| old.bits.up(place + 1)) {
             let price = Ticks(base + from as i64);
             if let Some(place) = self.place(price) {
-                self.window.levels[place] = old.levels[from];
-                self.window.bits.set(place);
+                self.window.put(place, old.levels[from]);
             } else {
                 let side = self.side_of(price);
                 self.outside[side.index()].insert(price, Level::of(old.levels[from]));
@@ -227,8 +227,7 @@ impl Ladder {
             while let Some((price, level)) = outside.range(range.clone()).next() {
                 let (price, level) = (*price, *level);
                 let place = (price.0 - self.base) as usize;
-                self.window.levels[place] = level.words();
-                self.window.bits.set(place);
+                self.window.put(place, level.words());
                 outside.remove(&price);
             }
         }
@@ -383,8 +382,30 @@ impl Ladder {
         let mut level = Level::of(*words);
         let tail = level.push(link, open);
         *words = level.words();
-        self.window.bits.set(place);
+        if self.window.bits.set(place) && self.window.touch(place) {
+            self.release_pages();
+        }
         tail
+    }
+
+    /// Replaces the window by one of the same prices, so that pages whose orders are gone are no
+    /// longer resident. Without it a member could make every page of every book resident for good.
+    #[cold]
+    #[inline(never)]
+    fn release_pages(&mut self) {
+        let ticks = self.window.ticks();
+        // While no window is ready, the next new page asks again.
+        let empty = match &self.source {
+            Some(source) => source.take(ticks),
+            None => Some(Window::new(ticks)),
+        };
+        if let Some(mut empty) = empty {
+            self.window.copy_to(&mut empty);
+            let old = mem::replace(&mut self.window, empty);
+            if let Some(source) = &self.source {
+                source.free(old);
+            }
+        }
     }
 
     #[cold]

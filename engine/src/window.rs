@@ -5,6 +5,9 @@ use core::fmt;
 use core::hint::black_box;
 use core::iter::successors;
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use crate::bits::Bits;
 use crate::ladder::{LEVELS_MAX, Level, Words};
 use crate::slab::Mapped;
@@ -15,11 +18,44 @@ pub(crate) const LEVELS_FIRST: usize = 1 << 12;
 pub(crate) const GROWTH: usize = 16;
 /// Levels of a page of memory.
 const LEVELS_PER_PAGE: usize = 4_096 / size_of::<Words>();
+/// Pages that a window may use in addition to twice those of its orders: 256 KiB.
+const PAGES_KEPT: u32 = 64;
 
 /// Empty price levels, 16 bytes each, with their occupancy bitmap.
 pub struct Window {
     pub(crate) levels: Mapped<Words>,
     pub(crate) bits: Bits,
+    pages: Pages,
+}
+
+/// The pages of a window that orders have touched. A page stays resident after its last order.
+struct Pages {
+    touched: Vec<u64>,
+    count: u32,
+    /// Count at which the window is worth replacing.
+    max: u32,
+}
+
+impl Pages {
+    fn new(levels: usize) -> Self {
+        let pages = levels.div_ceil(LEVELS_PER_PAGE);
+        Self {
+            touched: vec![0; pages.div_ceil(64)],
+            count: 0,
+            max: PAGES_KEPT,
+        }
+    }
+
+    /// Records the page of a level; true when the page is new.
+    fn touch(&mut self, place: usize) -> bool {
+        let page = place / LEVELS_PER_PAGE;
+        let word = &mut self.touched[page / 64];
+        let before = *word;
+        *word |= 1 << (page % 64);
+        let is_new = before != *word;
+        self.count += u32::from(is_new);
+        is_new
+    }
 }
 
 impl Window {
@@ -28,7 +64,32 @@ impl Window {
         Self {
             levels: Mapped::new(ticks as usize),
             bits: Bits::new(ticks as usize),
+            pages: Pages::new(ticks as usize),
         }
+    }
+
+    /// Writes a level with orders to an empty window or an empty place.
+    pub(crate) fn put(&mut self, place: usize, words: Words) {
+        self.levels[place] = words;
+        self.bits.set(place);
+        self.pages.touch(place);
+    }
+
+    /// Records the first order in a part of the window. True when the window uses more memory than
+    /// its orders need, and should be replaced.
+    #[cold]
+    pub(crate) fn touch(&mut self, place: usize) -> bool {
+        self.pages.touch(place) && self.pages.count > self.pages.max
+    }
+
+    /// Copies the levels with orders to an empty window of the same width. That one is replaced
+    /// once it has touched twice as many pages, and some more: a touched page pays for a copied
+    /// one.
+    pub(crate) fn copy_to(&self, empty: &mut Self) {
+        for place in successors(self.bits.up(0), |place| self.bits.up(place + 1)) {
+            empty.put(place, self.levels[place]);
+        }
+        empty.pages.max = 2 * empty.pages.count + PAGES_KEPT;
     }
 
     /// Touches the middle, where the market will be: as many levels as a first window has. More
@@ -55,10 +116,7 @@ impl Window {
 impl Clone for Window {
     fn clone(&self) -> Self {
         let mut copy = Self::new(self.ticks());
-        for place in self.bits.iter() {
-            copy.levels[place] = self.levels[place];
-            copy.bits.set(place);
-        }
+        self.copy_to(&mut copy);
         copy
     }
 }
@@ -76,7 +134,7 @@ impl fmt::Debug for Window {
 /// The time at which a window grows changes speed, never results, so the source may be late.
 pub trait WindowSource: fmt::Debug + Send + Sync {
     /// A window of this many ticks, one of [`window_steps`]; `None` when none is ready. The book
-    /// asks again when the next order rests outside its window.
+    /// asks again later.
     fn take(&self, ticks: u32) -> Option<Window>;
 
     /// Frees a window that a book has replaced.
@@ -99,7 +157,6 @@ pub(crate) fn next_step(ticks: usize, max: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
 
     #[test]
     fn windows_grow_in_steps_up_to_the_maximum() {

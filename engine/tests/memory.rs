@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use engine::{Book, BookConfig};
 use support::*;
-use types::command::Command;
-use types::{Side, Ticks};
+use types::command::{Cancel, Command};
+use types::{CancelReason, Envelope, Id128, Side, Ticks};
 
 /// The platform's allocator.
 #[global_allocator]
@@ -49,6 +49,43 @@ fn use_memory() {
     }
 }
 
+/// Places an order at each page of a book's price window and cancels it. Returns the growth of the
+/// resident memory.
+fn kib_of_a_walk() -> u64 {
+    const PRICES_PER_PAGE: i64 = 256;
+    let mut runner = Runner::new(book());
+    // The orders outside make the window as wide as it gets.
+    for (slot, price) in [(1, 500_000), (2, 503_000), (3, 560_000)] {
+        runner.apply(Command::New(limit(slot, Side::Sell, price, 1)));
+    }
+    let before = resident_kib();
+    for page in 1..499_000 / PRICES_PER_PAGE {
+        let mut bid = limit(4, Side::Buy, page * PRICES_PER_PAGE, 1);
+        bid.handle.generation = page as u32;
+        let cancel = Cancel {
+            handle: bid.handle,
+            instrument: bid.instrument,
+            user: bid.user,
+            session: bid.session,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        };
+        for command in [Command::New(bid), Command::Cancel(cancel)] {
+            runner.sequence = runner.sequence.next();
+            let envelope = Envelope {
+                sequence: runner.sequence,
+                time_ns: runner.time_ns,
+                received_ns: runner.time_ns,
+                command,
+            };
+            // Not kept: the events would be memory too.
+            apply(&mut runner.book, &envelope, &mut Tape::default());
+        }
+    }
+    resident_kib().saturating_sub(before)
+}
+
 /// Slots are shared by the whole node. A quiet book must not use memory for other books' slots, nor
 /// an idle book for its capacity.
 #[test]
@@ -84,4 +121,11 @@ fn a_book_costs_what_its_own_orders_touch() {
     let each = (resident_kib() - before) / u64::from(QUIET);
     assert!(each <= MOST_KIB, "{each} KiB per book of two orders");
     drop((late, idle, quiet));
+
+    // Seven MiB of levels.
+    let walk = kib_of_a_walk();
+    assert!(
+        walk <= 4 * MOST_KIB,
+        "{walk} KiB after a walk over all prices"
+    );
 }

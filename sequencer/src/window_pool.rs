@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam::channel::{Receiver, Sender, bounded, select};
 use engine::{Window, WindowSource, window_steps};
 
 /// Replaced windows that wait to be freed. Beyond that a book frees its window itself.
@@ -36,8 +36,21 @@ impl WindowPool {
 fn prepare(ticks: u32, to_free: Receiver<Window>) -> Receiver<Window> {
     let (ready, windows) = bounded(1);
     let run = move || {
-        while ready.send(Window::new(ticks).with_middle_touched()).is_ok() {
-            to_free.try_iter().for_each(drop);
+        loop {
+            let window = Window::new(ticks).with_middle_touched();
+            // Replaced windows are freed while the next one waits to be taken.
+            let is_taken = loop {
+                select! {
+                    recv(to_free) -> replaced => match replaced {
+                        Ok(replaced) => drop(replaced),
+                        Err(_) => break false,
+                    },
+                    send(ready, window) -> sent => break sent.is_ok(),
+                }
+            };
+            if !is_taken {
+                return;
+            }
         }
     };
     let thread = thread::Builder::new().name("price-windows".to_owned());
