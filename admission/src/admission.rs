@@ -116,6 +116,7 @@ impl Admission {
     pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         let mut command = Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
+            orders_max: 0,
         });
         self.admit_into(request, now_ns, &mut command)?;
         Ok(command)

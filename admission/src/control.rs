@@ -14,6 +14,17 @@ use crate::admission::Admission;
 use crate::request::{FundRequest, Reject, RejectDetails, Request, SessionRequest};
 use crate::state::HoldBalance;
 
+/// Maximum orders that an expiry command cancels per book. The others have their own commands, with
+/// the requests of other members between them.
+const EXPIRED_MAX: u32 = 256;
+
+fn expire_orders(instrument: InstrumentIx) -> Command {
+    Command::ExpireOrders(ExpireOrders {
+        instrument,
+        orders_max: EXPIRED_MAX,
+    })
+}
+
 impl Admission {
     pub(crate) fn admit_control(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         self.check_key(request.key_hash(), now_ns)?;
@@ -72,9 +83,7 @@ impl Admission {
             } => self.admit_settled(*posted, *finalized, *trades_final),
             Request::Bust(bust) => self.admit_bust(bust),
             Request::SetBudget(set) => self.admit_budget(*set),
-            Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
-                instrument: *instrument,
-            })),
+            Request::ExpireOrders(instrument) => Ok(expire_orders(*instrument)),
             Request::SetKillSwitch {
                 user,
                 is_engaged,

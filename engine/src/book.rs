@@ -167,7 +167,14 @@ impl Book {
             Command::MassCancel(c) if c.scope == MassScope::All && is_named(c.instrument) => {
                 self.cancel_all(c.reason, c.side, &mut out);
             }
-            Command::ExpireOrders(c) if is_named(c.instrument) => self.expire(&mut out),
+            Command::ExpireOrders(c) if is_named(c.instrument) => {
+                let orders_max = if c.orders_max == 0 {
+                    u32::MAX
+                } else {
+                    c.orders_max
+                };
+                self.expire(orders_max, &mut out);
+            }
             Command::SetPhase(c) if c.instrument == ix => {
                 self.set_phase(c.phase, c.cancel_orders, &mut out);
             }

@@ -87,21 +87,23 @@ impl Book {
 
     /// Expires due orders before an incoming order may match them.
     ///
-    /// Expiry follows the journalled time, however late the timer command arrives.
+    /// Expiry follows the journalled time, however late the timer command arrives. Cost: the due
+    /// orders of this book, of one member at most its bound of open orders per instrument.
     #[inline(always)]
     pub(crate) fn expire_due<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         if out.time_ns() >= self.next_expiry_ns {
-            self.expire(out);
+            self.expire(u32::MAX, out);
         }
     }
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn expire<S: EventSink>(&mut self, out: &mut Emitter<S>) {
+    pub(crate) fn expire<S: EventSink>(&mut self, orders_max: u32, out: &mut Emitter<S>) {
         let now_ns = out.time_ns();
-        while let Some((at_ns, link)) = self.dates.first()
-            && at_ns <= now_ns
-        {
+        for _ in 0..orders_max {
+            let Some((_, link)) = self.dates.first().filter(|first| first.0 <= now_ns) else {
+                return;
+            };
             let handle = self.slab.handle(link);
             self.cancel_resting(link, handle, CancelReason::Expired, out);
         }

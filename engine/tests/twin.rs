@@ -207,7 +207,7 @@ impl Twin {
     }
 
     fn new_order(&mut self, c: &New, now: u64) {
-        self.expire(now);
+        self.expire(now, 0);
         let crosses = self.crosses(c.side, c.price);
         let rests = matches!(c.time_in_force, TimeInForce::Gtc | TimeInForce::Gtd);
         let market = c.order_type == OrderType::Market;
@@ -302,7 +302,7 @@ impl Twin {
     }
 
     fn amend(&mut self, c: &Amend, now: u64) {
-        self.expire(now);
+        self.expire(now, 0);
         let refuse = |reason, open| {
             Event::AmendRejected(AmendRejected {
                 handle: c.handle,
@@ -387,11 +387,16 @@ impl Twin {
     }
 
     /// Earliest date first, then the lower slot.
-    fn expire(&mut self, now: u64) {
+    fn expire(&mut self, now: u64, orders_max: u32) {
         let due = |o: &&Naive| o.new.time_in_force == TimeInForce::Gtd && o.new.expire_at_ns <= now;
         let key = |o: &Naive| (o.new.expire_at_ns, o.new.handle.slot);
+        let mut count = 0;
         while let Some((_, slot)) = self.sides.iter().flatten().filter(due).map(key).min() {
             self.cancel_where(CancelReason::Expired, |o| o.new.handle.slot == slot);
+            count += 1;
+            if count == orders_max {
+                return;
+            }
         }
     }
 
@@ -444,7 +449,7 @@ impl Twin {
                     c.user.is_none() || o.new.user == c.user
                 });
             }
-            Command::ExpireOrders(_) => self.expire(now),
+            Command::ExpireOrders(c) => self.expire(now, c.orders_max),
             Command::SetPhase(c) => self.set_phase(c.phase, c.cancel_orders),
             Command::SetInstrument(c) => {
                 self.band = (c.spec.band_low, c.spec.band_high);
@@ -513,6 +518,7 @@ impl Flow {
             }),
             32..=44 => Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
+                orders_max: self.random.below(3) as u32,
             }),
             45..=299 if !self.live.is_empty() => Command::Cancel(Cancel {
                 handle: self.some_order(),
@@ -969,7 +975,10 @@ fn r180_a_batch_has_the_same_result_as_its_commands_one_by_one() {
                     5_000 + random.below(40) as i64,
                     5,
                 )),
-                1 => Command::ExpireOrders(ExpireOrders { instrument: IX }),
+                1 => Command::ExpireOrders(ExpireOrders {
+                    instrument: IX,
+                    orders_max: 0,
+                }),
                 choice => {
                     let named = handle(random.below(12_000) as u32);
                     let user = UserIx::NONE;

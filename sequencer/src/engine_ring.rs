@@ -495,6 +495,7 @@ mod tests {
     fn expire_orders() -> Command {
         Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx(0),
+            orders_max: 0,
         })
     }
 

@@ -320,6 +320,7 @@ mod tests {
             received_ns: 0,
             command: Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
+                orders_max: 0,
             }),
         }
     }

@@ -1,5 +1,5 @@
-//! Expiry of orders with a date: one book per command, and at most one command per book and
-//! millisecond.
+//! Expiry of orders with a date: one book and a bounded number of orders per command, and for the
+//! dates of one millisecond no more commands than that takes.
 
 mod desk;
 
@@ -159,4 +159,56 @@ async fn an_order_does_not_trade_between_its_expiry_and_its_command() {
     time.advance_ms(5);
     while node.poll() {}
     assert_eq!(read(&mut node, Core::sequence), before);
+}
+
+/// Orders that expire together are cancelled in slices: a request of another member does not wait
+/// for all of them.
+// rows: R341
+#[tokio::test]
+async fn r341_requests_get_in_between_the_slices_of_an_expiry() {
+    const ORDERS: u32 = 1_000;
+    const SLICE: u32 = 256;
+    let time = Time::new();
+    let (mut node, desk) = inline_market(&time).await;
+    for _ in 0..ORDERS {
+        submit(&mut node, dated(&desk, STEP_NS));
+    }
+    let before = read(&mut node, Core::sequence);
+    time.advance_ms(1);
+    let (tx, rx) = std::sync::mpsc::channel();
+    let inspection = move |core: &Core| tx.send(resting(core)).expect("the test waits");
+    let inspected = node.port().inspect_with(Box::new(inspection));
+    inspected.expect("the queue has room");
+    node.poll();
+    assert_eq!(rx.try_recv(), Ok(ORDERS - SLICE), "after one round");
+    while node.poll() {}
+    assert_eq!(read(&mut node, resting), 0);
+    let commands = read(&mut node, Core::sequence).get() - before.get();
+    assert_eq!(commands, u64::from(ORDERS.div_ceil(SLICE)));
+}
+
+#[tokio::test]
+async fn an_engine_of_its_own_cancels_every_order_that_expires() {
+    const ORDERS: usize = 600;
+    for layout in [Layout::Shared, Layout::Pinned] {
+        let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+        let mut config = config(&time);
+        config.layout = layout;
+        let handle = start(config, &storage);
+        let desk = open_desk(handle.port(), 1).await;
+        let mut last = None;
+        for _ in 0..ORDERS {
+            last = Some(done(&desk.port, Request::New(dated(&desk, STEP_NS))).await);
+        }
+        let placed = last.expect("orders").command.sequence;
+        time.advance_ms(1);
+        let (mut reader, mut slices) = (handle.reader(placed), Vec::new());
+        while slices.iter().sum::<usize>() < ORDERS {
+            let record = in_time("an expiry", reader.next()).await.expect("a record");
+            assert!(matches!(record.command.command, Command::ExpireOrders(_)));
+            slices.push(record.events.len());
+        }
+        assert_eq!(slices, [256, 256, 88], "{layout:?}");
+        assert_eq!(desk.port.inspect(resting).await, Ok(0), "{layout:?}");
+    }
 }

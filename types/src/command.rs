@@ -493,10 +493,13 @@ record! {
 }
 
 record! {
-    /// Cancels every order whose expiry is due at the command's time.
+    /// Cancels orders whose expiry is due at the command's time, those with the earliest dates
+    /// first.
     pub struct ExpireOrders {
         /// `NONE` = every instrument of the node, as in journals of earlier versions.
         pub instrument: InstrumentIx,
+        /// Maximum orders to cancel per book; 0 = all, as in journals of earlier versions.
+        pub orders_max: u32,
     }
 }
 

@@ -335,6 +335,7 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
         }),
         "expire" => Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
+            orders_max: 0,
         }),
         other => panic!("no such command: {other}"),
     };

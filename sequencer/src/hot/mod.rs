@@ -672,6 +672,7 @@ pub(crate) fn nothing() -> Envelope {
         received_ns: 0,
         command: Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
+            orders_max: 0,
         }),
     }
 }

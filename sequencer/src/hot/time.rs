@@ -7,7 +7,7 @@ use admission::{MassCancelRequest, Request};
 use types::command::MassScope;
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
-use super::{Hot, TURN_REQUESTS};
+use super::Hot;
 use crate::port::SubmitError;
 use crate::timers::Timer;
 
@@ -101,35 +101,31 @@ impl Hot {
         did_work
     }
 
-    /// Submits the expiry commands that are due, at most [`TURN_REQUESTS`] per iteration. True if
-    /// there were any.
+    /// Submits the next expiry command that is due, one per iteration; true when there was one.
     ///
-    /// Each is of one book: the dates of its orders cost no other book. Until it arrives, a book
-    /// ends expired orders itself before it matches.
+    /// It is of one book: the dates of its orders cost no other book. It cancels a bounded number
+    /// of orders, so that those of one member do not delay the requests of others. Until it
+    /// arrives, a book ends expired orders itself before it matches.
     fn expire_due(&mut self, now_ns: u64) -> bool {
-        let mut submitted = 0;
-        for _ in 0..TURN_REQUESTS {
-            let Some((book, _)) = self.expiries.next_book().filter(|due| due.1 <= now_ns) else {
-                break;
-            };
-            let request = Request::ExpireOrders(InstrumentIx(book as u32));
-            match self.own_request(&request) {
-                Ok(()) => {}
-                // Tried again later. The other books have their turns before it.
-                Err(SubmitError::Busy) => {
-                    self.expiries.set(book, now_ns + RETRY_NS);
-                    break;
-                }
-                Err(_) => break,
+        let Some((book, _)) = self.expiries.next_book().filter(|due| due.1 <= now_ns) else {
+            return false;
+        };
+        let request = Request::ExpireOrders(InstrumentIx(book as u32));
+        match self.own_request(&request) {
+            Ok(()) => {}
+            // Tried again later. The other books have their turns before it.
+            Err(SubmitError::Busy) => {
+                self.expiries.set(book, now_ns + RETRY_NS);
+                return false;
             }
-            if let Some(engine_ring) = self.engine_rings.get_mut(book) {
-                engine_ring.expire(self.core.sequence());
-                self.expiries.set(book, engine_ring.next_expiry_ns);
-            }
-            submitted += 1;
-            self.pump();
+            Err(_) => return false,
         }
-        submitted > 0
+        if let Some(engine_ring) = self.engine_rings.get_mut(book) {
+            engine_ring.expire(self.core.sequence());
+            self.expiries.set(book, engine_ring.next_expiry_ns);
+        }
+        self.pump();
+        true
     }
 
     pub(super) fn watch_sessions(&mut self, envelope: &Envelope) {
