@@ -300,6 +300,12 @@ impl Market {
         })
     }
 
+    /// True if the user has an index.
+    pub fn is_bound(&self, user_id: &str) -> bool {
+        let id = UserId::new(user_id).ok();
+        id.is_some_and(|id| self.replica.names().user_ix(&id).is_some())
+    }
+
     /// The user's index. Binds the user first if necessary.
     pub async fn bind_user(&self, user_id: &str) -> Result<UserIx, Status> {
         let id = UserId::new(user_id)

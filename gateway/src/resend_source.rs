@@ -117,17 +117,19 @@ impl ResendSource {
 
     /// Scans the journal through `through`, or until `emit` returns Break. After `emit` returns
     /// Break, the remaining messages of the same record are still emitted. `emit` receives the
-    /// session, the message number and the message. Blocks.
+    /// session, the message number and the message. Returns the number of records read. Blocks.
     fn scan_blocking(
         &mut self,
         through: Sequence,
         mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
-    ) -> Result<(), ReplicaError> {
+    ) -> Result<u64, ReplicaError> {
         let mut flow = ControlFlow::Continue(());
+        let mut records = 0;
         while self.catch_up.state().sequence() < through && flow.is_continue() {
             let Some(applied) = retry_transient(|| self.catch_up.apply_next())? else {
-                return Ok(());
+                break;
             };
+            records += 1;
             let stamp = Stamp {
                 sequence: applied.cause.sequence,
                 time_ns: applied.cause.time_ns,
@@ -140,7 +142,7 @@ impl ResendSource {
                 }
             }
         }
-        Ok(())
+        Ok(records)
     }
 
     /// Scans the journal through the commit position on a blocking thread, or until `fold` returns
@@ -154,12 +156,16 @@ impl ResendSource {
         mut fold: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
     ) -> Result<T, ResendError> {
         let through = market.commit.position();
+        let records_total = metrics::counter!("trading_look_up_records_total");
         let scan = tokio::task::spawn_blocking(move || {
             let mut accumulator = init;
             let scanned = self.scan_blocking(through, |session, number, message| {
                 fold(&mut accumulator, session, number, message)
             });
-            scanned.map(|()| accumulator)
+            scanned.map(|records| {
+                records_total.increment(records);
+                accumulator
+            })
         });
         let joined = scan.await.map_err(|_| ResendError::Aborted)?;
         joined.map_err(ResendError::Replica)

@@ -92,6 +92,11 @@ async fn load(platform: &Platform, name: &str, more: &[&str]) {
     let refused: u64 = reasons.values().filter_map(Value::as_u64).sum();
     assert_eq!(refused, figure("/refused"), "{report}");
     assert_eq!(figure("/durable_us/count"), figure("/acknowledged"));
+    let seconds = report["elapsed_s"].as_f64().expect("seconds");
+    let per_s = figure("/acknowledged") as f64 / seconds;
+    let difference = report["acknowledged_per_s"].as_f64().expect("a rate") - per_s;
+    // Both figures are rounded.
+    assert!(difference.abs() <= 1.0, "{report}");
     assert!(figure("/acknowledged") > 0 && figure("/accepted_us/count") <= figure("/sent"));
     assert!(figure("/late/held_by_window") <= figure("/late/over_1_ms") + figure("/unsent"));
     assert_spread(&report["accepted_us"]);

@@ -22,6 +22,8 @@ pub struct Packets {
 
 /// Time limit for the peer to acknowledge the last bytes in an orderly close.
 const FINISH_MAX: Duration = Duration::from_secs(1);
+/// Capacity above which the buffer of waiting bytes shrinks once most of them are written.
+const KEPT_BYTES: usize = 512 << 10;
 
 /// State of a connection's close.
 pub(crate) enum End {
@@ -206,6 +208,9 @@ impl<T> Link<T> {
             // Amortised: at most one byte is moved per byte written.
             self.out.drain(..self.out_at);
             self.out_at = 0;
+        }
+        if self.out.capacity() > KEPT_BYTES && self.out.len() < KEPT_BYTES / 4 {
+            self.out.shrink_to(KEPT_BYTES / 2);
         }
     }
 

@@ -16,6 +16,8 @@ const BYTES: usize = 8 << 20;
 struct Server {
     has_answered: bool,
     packets: Packets,
+    /// Capacity of the buffer of waiting bytes at the end.
+    kept: usize,
 }
 
 impl Driver<()> for Server {
@@ -35,6 +37,7 @@ impl Driver<()> for Server {
 
     fn finished(&mut self, now: Instant, link: &mut Link<()>) {
         self.packets = link.packets();
+        self.kept = link.out().capacity();
         link.finish(now, 0, "");
     }
 
@@ -104,4 +107,6 @@ fn long_answer_loses_no_packets_over_loopback() {
     // While this thread is descheduled a few packets may count as lost.
     let Packets { sent, lost } = server.packets;
     assert!(lost * 100 < sent, "{:?}", server.packets);
+    // A client that does not read for a moment costs memory for that moment.
+    assert!(server.kept <= 512 << 10, "{} bytes kept", server.kept);
 }

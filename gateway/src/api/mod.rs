@@ -482,7 +482,7 @@ impl MarketService for Api {
         orders::over_rate::check_kill_switch(market, over_rate, &user_id, engaged).await?;
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetKillSwitch", &caller.subject, key);
-        if !is_own && !user_id.is_empty() {
+        if !is_own && !user_id.is_empty() && !market.is_bound(&user_id) {
             // Refuses a mistyped id, which would otherwise be bound as a new user.
             market.identity.profile(&context, &user_id).await?;
         }

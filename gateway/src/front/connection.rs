@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use transport::proto::ConnectionError;
 use transport::{ConsumedBytes, Driver, Incoming, Link, Packets};
-use types::RejectReason;
+use types::{RejectReason, UserIx};
 use wire::{
     CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header,
     ServerHeartbeat, ServerMessage, SetTradingHold, Text, append,
@@ -38,6 +38,8 @@ pub enum Channel {
     /// No login yet.
     Free,
     LoggingIn,
+    /// A logout arrived before the answer to the login.
+    LoggingOut,
     /// Owns the session.
     Live(At),
     /// The session has ended, or the login was refused.
@@ -47,6 +49,8 @@ pub enum Channel {
 /// State of a connection.
 pub struct Conn {
     pub address: IpAddr,
+    /// The first user that logged in: the connection is one of this user's.
+    pub member: Option<UserIx>,
     pub channels: Box<[Channel; CHANNELS_MAX]>,
     /// Longest silence on either side: the shortest heartbeat of its sessions.
     heartbeat: Duration,
@@ -241,25 +245,23 @@ impl Driver<Conn> for State {
     ) -> Incoming<Conn> {
         let address = from.ip();
         let config = &self.market.config;
-        let count = self.sources.count(address);
         if self
             .failures
             .is_known_locked_out(now, address, config.failed_logins_max)
             || self.stopping.is_some()
-            || count >= config.connections_per_address_max
-            || self.connections >= config.connections_max as usize
+            || !self.sources.has_place(address)
         {
             return Incoming::Refuse;
         }
         if half_open >= HALF_OPEN_MAX && !is_validated {
             return Incoming::Retry;
         }
-        self.sources.add(address);
-        self.connections += 1;
+        self.sources.begin(address);
         let heartbeat = Duration::from_millis(u64::from(config.heartbeat_ms.max(100)));
         let login_timeout = Duration::from_millis(config.login_timeout_ms);
         Incoming::Accept(Conn {
             address,
+            member: None,
             channels: Box::new([Channel::Free; CHANNELS_MAX]),
             heartbeat,
             last_received: now,
@@ -278,7 +280,7 @@ impl Driver<Conn> for State {
     }
 
     fn not_accepted(&mut self, user: Conn) {
-        self.return_place(user.address);
+        self.sources.end(user.address);
     }
 
     fn accepted(&mut self, _: Instant, link: &mut Link<Conn>) {
@@ -330,7 +332,10 @@ impl Driver<Conn> for State {
 
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
         self.count_packets(link);
-        self.return_place(link.user.address);
+        self.sources.end(link.user.address);
+        if let Some(member) = link.user.member {
+            self.member_connections.end(member);
+        }
         self.detach_sessions(link);
         // A turn closes the session of a delayed login.
         self.resuming.retry();
@@ -398,10 +403,14 @@ impl State {
         !link.is_open()
     }
 
-    /// Returns the place of a connection, in total and of its address.
-    fn return_place(&mut self, address: IpAddr) {
-        self.connections -= 1;
-        self.sources.remove(address);
+    /// Counts a connection for the first user that logs in on it. False if the user has its share
+    /// of all connections.
+    pub fn claim_connection(&mut self, link: &mut Link<Conn>, user: UserIx) -> bool {
+        let is_claimed = link.user.member.is_some() || self.member_connections.begin(user);
+        if is_claimed {
+            link.user.member.get_or_insert(user);
+        }
+        is_claimed
     }
 
     /// Detaches the sessions of a connection that is lost.
@@ -445,7 +454,11 @@ impl State {
                     Ok(())
                 }
                 Channel::Free => Err(DisconnectCode::LoginExpected),
-                Channel::LoggingIn | Channel::Ended => Ok(()),
+                Channel::LoggingIn => {
+                    *link.user.channel(channel) = Channel::LoggingOut;
+                    Ok(())
+                }
+                Channel::LoggingOut | Channel::Ended => Ok(()),
             },
             ClientMessage::SetTradingHold(wanted) => {
                 self.in_session(now, link, channel, |state, at| {
@@ -493,7 +506,9 @@ impl State {
         let address = link.user.address;
         match link.user.channel(channel) {
             Channel::Free | Channel::Ended => {}
-            Channel::LoggingIn | Channel::Live(_) => return Err(DisconnectCode::LoginExpected),
+            Channel::LoggingIn | Channel::LoggingOut | Channel::Live(_) => {
+                return Err(DisconnectCode::LoginExpected);
+            }
         }
         match self.request_login(to, address, login) {
             true => *link.user.channel(channel) = Channel::LoggingIn,
@@ -514,7 +529,7 @@ impl State {
         let at = match *link.user.channel(channel) {
             Channel::Live(at) => Some(at),
             Channel::Free => return Err(DisconnectCode::LoginExpected),
-            Channel::LoggingIn | Channel::Ended => None,
+            Channel::LoggingIn | Channel::LoggingOut | Channel::Ended => None,
         };
         if let Some(answer) = act(self, at) {
             send(link, now, channel, &answer);
@@ -535,6 +550,7 @@ impl State {
         }
         let front_request = FrontRequest::Hold {
             session: (at, session.epoch),
+            login: session.login(),
             user_id: session.user_id.clone(),
             wanted: *wanted,
         };

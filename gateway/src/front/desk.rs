@@ -28,7 +28,7 @@ use super::failures::Failures;
 use super::login::{self, Admitted};
 use super::pieces::{self, Listing, Piece};
 use super::requests::Received;
-use super::session::{At, Member};
+use super::session::{At, LoginRef, Member};
 use super::shares::PlaceQueue;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
@@ -79,16 +79,18 @@ pub enum FrontRequest {
     /// Executes a `SetTradingHold`.
     Hold {
         session: (At, Sequence),
+        login: LoginRef,
         user_id: Arc<str>,
         wanted: SetTradingHold,
     },
-    /// Reads messages of a session after a number that have left its window.
+    /// Reads messages of a session that have left its window, after one number and up to another.
     Messages {
         session: (At, Sequence),
+        login: LoginRef,
         ix: SessionIx,
         after: u64,
-        /// For a retransmission: the last message that the client asks for.
-        retransmit_through: Option<u64>,
+        through: u64,
+        is_retransmit: bool,
     },
     OpenOrders {
         session: (At, Sequence),
@@ -97,12 +99,24 @@ pub enum FrontRequest {
     /// Reads the message that answered a request and has left the window.
     Answer {
         session: (At, Sequence),
+        login: LoginRef,
         ix: SessionIx,
         received: Received,
     },
 }
 
 impl FrontRequest {
+    /// True if the login that made the request no longer owns the session: the request is not
+    /// executed (`design.md` 2).
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Hold { login, .. }
+            | Self::Messages { login, .. }
+            | Self::Answer { login, .. } => login.has_ended(),
+            Self::Login { .. } | Self::Limit { .. } | Self::OpenOrders { .. } => false,
+        }
+    }
+
     /// True for a request that scans the journal.
     fn is_look_up(&self) -> bool {
         matches!(self, Self::Messages { .. } | Self::Answer { .. })
@@ -129,12 +143,12 @@ impl FrontRequest {
             Self::Messages {
                 session,
                 after,
-                retransmit_through,
+                is_retransmit,
                 ..
             } => FrontMessage::Messages {
                 session: *session,
                 after: *after,
-                is_retransmit: retransmit_through.is_some(),
+                is_retransmit: *is_retransmit,
                 outcome: Err(DisconnectCode::Internal),
             },
             Self::OpenOrders { session, .. } => FrontMessage::OpenOrders {
@@ -379,7 +393,11 @@ impl Desk {
         let answer = |request: FrontRequest| {
             let desk = desk.clone();
             async move {
-                let message = answer_or(request.failure(), desk.answer(request)).await;
+                let failure = request.failure();
+                let message = match request.is_over() {
+                    true => failure,
+                    false => answer_or(failure, desk.answer(request)).await,
+                };
                 desk.front.send(message).await;
             }
         };
@@ -411,22 +429,24 @@ impl Desk {
                 session,
                 user_id,
                 wanted,
+                ..
             } => {
                 let answer = hold::answer(market, &user_id, wanted).await;
                 FrontMessage::Hold { session, answer }
             }
             FrontRequest::Messages {
                 session,
+                login,
                 ix,
                 after,
-                retransmit_through,
+                through,
+                is_retransmit,
             } => {
-                let through = retransmit_through.unwrap_or(u64::MAX);
-                let outcome = resend::messages(market, ix, after, through).await;
+                let outcome = resend::messages(market, ix, after, through, login).await;
                 FrontMessage::Messages {
                     session,
                     after,
-                    is_retransmit: retransmit_through.is_some(),
+                    is_retransmit,
                     outcome,
                 }
             }
@@ -436,10 +456,11 @@ impl Desk {
             }
             FrontRequest::Answer {
                 session,
+                login,
                 ix,
                 received,
             } => {
-                let message = resend::answer(market, ix, received.client_seq).await;
+                let message = resend::answer(market, ix, received.client_seq, login).await;
                 FrontMessage::Answer {
                     session,
                     received,
@@ -471,6 +492,10 @@ mod tests {
 
     /// A look-up of the user's only session.
     fn look_up(user: u32) -> QueuedRequest {
+        look_up_of(user, LoginRef::default())
+    }
+
+    fn look_up_of(user: u32, login: LoginRef) -> QueuedRequest {
         let name = RequestName {
             kind: RequestKind::New,
             client_order_id: 0,
@@ -478,6 +503,7 @@ mod tests {
         };
         let request = FrontRequest::Answer {
             session: (0, Sequence(1)),
+            login,
             ix: SessionIx(user),
             received: Received::new(1, name, 0),
         };
@@ -487,6 +513,7 @@ mod tests {
     fn hold(user: u32) -> QueuedRequest {
         let request = FrontRequest::Hold {
             session: (0, Sequence(1)),
+            login: LoginRef::default(),
             user_id: "ann".into(),
             wanted: SetTradingHold {
                 request_id: 1,
@@ -495,6 +522,17 @@ mod tests {
             },
         };
         (Share::User(UserIx(user)), request)
+    }
+
+    /// A look-up that waits while its login ends is not executed.
+    #[test]
+    fn requests_end_with_their_login() {
+        let login = Arc::new(());
+        let (_, request) = look_up_of(1, LoginRef::to(&login));
+        assert!(!request.is_over());
+        drop(login);
+        assert!(request.is_over());
+        assert!(hold(1).1.is_over());
     }
 
     /// 64 users with more look-ups than their queue has room for: all wait for scans that take

@@ -247,6 +247,10 @@ impl Front {
         };
         let code = match outcome {
             Ok(_) if self.state.stopping.is_some() => DisconnectCode::Shutdown,
+            Ok(_) if *link.user.channel(to.1) == Channel::LoggingOut => DisconnectCode::Logout,
+            Ok(admitted) if !self.state.claim_connection(link, admitted.user) => {
+                DisconnectCode::TooManySessions
+            }
             Ok(admitted) => match self.state.open(to, admitted) {
                 true => return,
                 false => DisconnectCode::NotReady,
@@ -344,8 +348,19 @@ impl Front {
 
     fn broadcast(&mut self, now: Instant, spec: &InstrumentSpec) {
         let message = instrument_definition(spec).into();
-        for at in 0..self.state.sessions.len() {
-            self.send(now, at, &message);
+        let is_live = |channel: &Channel| matches!(channel, Channel::Live(_));
+        let keys: Vec<Key> = self.endpoint.keys().collect();
+        for key in keys {
+            let link = self.endpoint.peek(key);
+            let has_sessions = link.is_some_and(|link| link.user.channels.iter().any(is_live));
+            if let Some(link) = self.endpoint.link(key).filter(|_| has_sessions) {
+                for channel in 0..wire::CHANNELS_MAX as u16 {
+                    if is_live(link.user.channel(channel)) {
+                        send(link, now, channel, &message);
+                    }
+                }
+                check_slow(&mut self.state, now, link);
+            }
         }
     }
 
@@ -531,9 +546,17 @@ impl Front {
         };
         let opened = pending.opened.expect("the report precedes durability");
         let (key, channel) = pending.to;
-        let is_open = self.endpoint.peek(key).is_some_and(Link::is_open);
-        if !is_open || self.state.stopping.is_some() {
+        let link = self.endpoint.peek(key).filter(|link| link.is_open());
+        let asked = link.map(|link| link.user.channels[usize::from(channel)]);
+        if asked.is_none() || self.state.stopping.is_some() {
             self.state.close(opened.session, opened.epoch, false);
+            return true;
+        }
+        if asked == Some(Channel::LoggingOut) {
+            if let Some(link) = self.endpoint.link(key) {
+                end_channel(link, now, channel, DisconnectCode::Logout);
+            }
+            self.state.close(opened.session, opened.epoch, true);
             return true;
         }
         if self.has_space(now, key) == Some(false) {
@@ -709,7 +732,7 @@ impl Polled for Front {
         let Some(since) = self.ended_at else {
             return false;
         };
-        let is_done = self.state.connections == 0 && self.state.has_closed();
+        let is_done = self.state.sources.connections() == 0 && self.state.has_closed();
         is_done || since.elapsed() >= server::GOODBYE
     }
 }

@@ -230,9 +230,11 @@ impl State {
         };
         let front_request = FrontRequest::Messages {
             session: (at, session.epoch),
+            login: session.login(),
             ix: session.ix,
             after: range.next - 1,
-            retransmit_through: Some(range.last),
+            through: range.last,
+            is_retransmit: true,
         };
         let is_fetching = self.look_up(at, front_request);
         if let Some(range) = &mut self.sessions.row(at).range {

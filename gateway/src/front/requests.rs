@@ -24,6 +24,7 @@ use super::connection::{Channel, Conn, send, send_encoded};
 use super::desk::{FrontRequest, Share};
 use super::session::{At, Limited, PARKED_MAX, Parked};
 use super::state::State;
+use super::window::KeptAnswer;
 use super::{RESEND_COST, in_flight, limit};
 
 /// Highest client sequence: enough for 89 years at 100,000 per second.
@@ -156,7 +157,9 @@ impl State {
         let refusal = match *link.user.channel(channel) {
             Channel::Live(at) => self.enter(now, link, at, header, message)?,
             Channel::Free => return Err(DisconnectCode::LoginExpected),
-            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
+            Channel::LoggingIn | Channel::LoggingOut | Channel::Ended => {
+                Some(RejectReason::UnknownSession)
+            }
         };
         if let Some(reason) = refusal {
             let at = match *link.user.channel(channel) {
@@ -285,15 +288,20 @@ impl State {
         self.stats.resends.increment(1);
         let (session, pool) = self.sessions.parts(at);
         let owner = session.owner?;
-        if let Some(number) = session.window.answer(pool, client_seq) {
-            // A message that is not durable yet, or that a resume has not reached, is sent anyway.
-            if number <= session.released
-                && (session.is_following || number <= session.sent)
-                && let Some(link) = link
-            {
-                send_encoded(link, now, owner.channel, session.window.get(pool, number));
+        match session.window.answer(pool, client_seq) {
+            KeptAnswer::Number(number) => {
+                // A message that is not durable yet, or that a resume has not reached, is sent
+                // anyway.
+                if number <= session.released
+                    && (session.is_following || number <= session.sent)
+                    && let Some(link) = link
+                {
+                    send_encoded(link, now, owner.channel, session.window.get(pool, number));
+                }
+                return None;
             }
-            return None;
+            KeptAnswer::NeverSent => return Some(RejectReason::AlreadySeen),
+            KeptAnswer::Unknown => {}
         }
         if client_seq > session.answered && client_seq <= resend.seen {
             return None; // Its report is in flight.
@@ -303,6 +311,7 @@ impl State {
         }
         let front_request = FrontRequest::Answer {
             session: (at, session.epoch),
+            login: session.login(),
             ix: session.ix,
             received: resend.received,
         };

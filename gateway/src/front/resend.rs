@@ -9,6 +9,7 @@ use replica::SessionPosition;
 use types::SessionIx;
 use wire::{DisconnectCode, ServerMessage, encode};
 
+use super::session::LoginRef;
 use crate::market::Market;
 use crate::resend_source::{ResendError, ResendSource};
 
@@ -17,9 +18,9 @@ const PIECE_MESSAGES: usize = 16_384;
 
 /// Messages of a session after number `after`.
 ///
-/// Stops after the record with message `through`, or after the record that completes
-/// [`PIECE_MESSAGES`] messages. The other messages of that record are included, so the result may
-/// exceed both.
+/// Stops after the record with message `through`, after the record that completes
+/// [`PIECE_MESSAGES`] messages, or once `login` has ended. The other messages of that record are
+/// included, so the result may exceed both.
 ///
 /// # Errors
 /// The code to end the session with. A retransmission converts it to a reject reason.
@@ -28,6 +29,7 @@ pub async fn messages(
     session: SessionIx,
     after: u64,
     through: u64,
+    login: LoginRef,
 ) -> Result<Vec<Bytes>, DisconnectCode> {
     let scan = async {
         let accepts = move |position: &dyn Fn(SessionIx) -> SessionPosition| {
@@ -40,9 +42,9 @@ pub async fn messages(
                     found.push(encoded(&message, number));
                 }
                 let is_last = to == session && number >= through;
-                match found.len() < PIECE_MESSAGES && !is_last {
-                    true => ControlFlow::Continue(()),
-                    false => ControlFlow::Break(()),
+                match is_last || found.len() >= PIECE_MESSAGES || login.has_ended() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
                 }
             })
             .await
@@ -61,8 +63,14 @@ pub async fn messages(
 }
 
 /// The message that answered a request; `None` if the journal does not contain it, was truncated
-/// past it, or cannot be scanned.
-pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -> Option<Bytes> {
+/// past it, or cannot be scanned. Stops at the answer to a later request, or once `login` has
+/// ended.
+pub async fn answer(
+    market: &Arc<Market>,
+    session: SessionIx,
+    client_seq: u64,
+    login: LoginRef,
+) -> Option<Bytes> {
     let scan = async {
         let accepts = move |position: &dyn Fn(SessionIx) -> SessionPosition| {
             position(session).client_seq < client_seq
@@ -73,11 +81,15 @@ pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -
         }
         source
             .scan(market, None, move |found, to, number, message| {
-                if to == session && message.answers() == client_seq {
+                let answered = if to == session { message.answers() } else { 0 };
+                if answered == client_seq {
                     *found = Some(encoded(&message, number));
-                    return ControlFlow::Break(());
                 }
-                ControlFlow::Continue(())
+                // A session's answers are in the order of its requests.
+                match answered >= client_seq || login.has_ended() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
             })
             .await
     };

@@ -39,9 +39,12 @@ impl State {
         let session = self.sessions.row(at);
         let front_request = FrontRequest::Messages {
             session: (at, session.epoch),
+            login: session.login(),
             ix: session.ix,
             after: session.sent,
-            retransmit_through: None,
+            // Later messages are in the window.
+            through: session.window.first() - 1,
+            is_retransmit: false,
         };
         let is_fetching = self.look_up(at, front_request);
         self.sessions.row(at).is_fetching = is_fetching;

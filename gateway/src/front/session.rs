@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use admission::{
     AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
@@ -36,6 +36,21 @@ pub struct Owner {
     pub channel: u16,
 }
 
+/// Names the login that owns a session, in requests to tokio.
+#[derive(Clone, Debug, Default)]
+pub struct LoginRef(Weak<()>);
+
+impl LoginRef {
+    pub fn to(login: &Arc<()>) -> Self {
+        Self(Arc::downgrade(login))
+    }
+
+    /// True once the session has no connection, or that of another login.
+    pub fn has_ended(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 /// An order that waits until identity has checked it.
 pub struct Limited {
     pub new: NewRequest,
@@ -63,6 +78,8 @@ pub struct Session {
     pub user_id: Arc<str>,
     /// Epoch of the owning login. Every request carries it.
     pub epoch: Sequence,
+    /// Dropped when the login ends: see [`LoginRef`].
+    pub login: Arc<()>,
     pub stp_group: StpGroup,
     pub window: Window,
     /// Number of the last message that is durable.
@@ -116,6 +133,10 @@ pub struct Session {
 pub struct BadField;
 
 impl Session {
+    pub fn login(&self) -> LoginRef {
+        LoginRef::to(&self.login)
+    }
+
     /// Converts a message to a request of the trading path.
     pub fn request(&self, client_seq: u64, message: &ClientMessage) -> Result<Request, BadField> {
         match message {
@@ -496,6 +517,7 @@ impl Sessions {
     pub fn mark_idle(&mut self, at: At) {
         let session = &mut self.rows[at];
         session.owner = None;
+        session.login = Arc::default();
         session.is_following = false;
         session.parked = None;
         session.listing = None;
@@ -514,10 +536,6 @@ impl Sessions {
             user.idle.retain(|own| *own != at);
             user.unsent.restart();
         }
-    }
-
-    pub fn len(&self) -> usize {
-        self.rows.len()
     }
 }
 

@@ -22,10 +22,23 @@ impl<K: Eq + Hash> Shares<K> {
         }
     }
 
+    /// Number of places that the key has.
+    pub fn count(&self, key: &K) -> usize {
+        self.by_key.get(key).copied().unwrap_or(0)
+    }
+
+    /// True if the key has fewer places than are free.
+    pub fn has_place(&self, key: &K) -> bool {
+        self.count(key) < self.places - self.in_use
+    }
+
+    pub fn in_use(&self) -> usize {
+        self.in_use
+    }
+
     /// Takes a place for the key. Returns false and takes none if the key has as many as are free.
     pub fn begin(&mut self, key: K) -> bool {
-        let free = self.places - self.in_use;
-        let has_place = self.by_key.get(&key).copied().unwrap_or(0) < free;
+        let has_place = self.has_place(&key);
         if has_place {
             self.in_use += 1;
             *self.by_key.entry(key).or_default() += 1;

@@ -1,32 +1,44 @@
-//! Number of connections by source. An IPv6 /64 network is one source, as on the RPC ports.
+//! Places of connections by source. An IPv6 /64 network is one source, as on the RPC ports. Sources
+//! share the places (`shares`), so that a few of them do not take all.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 use rpc::connections::source_of;
 
+use super::shares::Shares;
+
 /// Number of connections by source. Each function takes any address of the source.
-#[derive(Debug, Default)]
-pub struct Sources(HashMap<IpAddr, u32>);
+pub struct Sources {
+    places: Shares<IpAddr>,
+    per_source_max: usize,
+}
 
 impl Sources {
-    pub fn count(&self, address: IpAddr) -> u32 {
-        let count = self.0.get(&source_of(address));
-        count.copied().unwrap_or(0)
-    }
-
-    pub fn add(&mut self, address: IpAddr) {
-        *self.0.entry(source_of(address)).or_default() += 1;
-    }
-
-    pub fn remove(&mut self, address: IpAddr) {
-        if let Entry::Occupied(mut count) = self.0.entry(source_of(address)) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+    pub fn new(connections_max: usize, per_source_max: usize) -> Self {
+        Self {
+            places: Shares::new(connections_max),
+            per_source_max,
         }
+    }
+
+    /// True if the source may have another connection.
+    pub fn has_place(&self, address: IpAddr) -> bool {
+        let source = source_of(address);
+        self.places.count(&source) < self.per_source_max && self.places.has_place(&source)
+    }
+
+    /// Takes a place; call it only if [`Sources::has_place`].
+    pub fn begin(&mut self, address: IpAddr) {
+        self.places.begin(source_of(address));
+    }
+
+    pub fn end(&mut self, address: IpAddr) {
+        self.places.end(source_of(address));
+    }
+
+    /// Number of connections of all sources.
+    pub fn connections(&self) -> usize {
+        self.places.in_use()
     }
 }
 
@@ -34,25 +46,42 @@ impl Sources {
 mod tests {
     use super::*;
 
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    /// Takes places until the source gets none. Returns their number.
+    fn fill(sources: &mut Sources, text: &str) -> usize {
+        let address = address(text);
+        let taken = (0..100).take_while(|_| {
+            let has_place = sources.has_place(address);
+            if has_place {
+                sources.begin(address);
+            }
+            has_place
+        });
+        taken.count()
+    }
+
     #[test]
     fn connections_of_an_ipv6_network_count_as_those_of_one_address() {
-        let address = |text: &str| text.parse::<IpAddr>().expect("an address");
-        let mut sources = Sources::default();
-        for text in ["2001:db8::1", "2001:db8::2", "10.0.0.1", "::ffff:10.0.0.1"] {
-            sources.add(address(text));
-        }
-        let count = |sources: &Sources| {
-            let texts = ["2001:db8::ffff", "2001:db8:0:1::1", "10.0.0.1", "10.0.0.2"];
-            texts.map(|text| sources.count(address(text)))
-        };
-        assert_eq!(count(&sources), [2, 0, 2, 0]);
-        sources.remove(address("2001:db8::1"));
-        sources.remove(address("2001:db8::2"));
-        assert_eq!(count(&sources), [0, 0, 2, 0]);
-        assert_eq!(
-            sources.0.len(),
-            1,
-            "a source without connections leaves no entry"
-        );
+        let mut sources = Sources::new(100, 3);
+        assert_eq!(fill(&mut sources, "2001:db8::1"), 3);
+        assert_eq!(fill(&mut sources, "2001:db8::ffff"), 0);
+        assert_eq!(fill(&mut sources, "2001:db8:0:1::1"), 3);
+        assert_eq!(fill(&mut sources, "::ffff:10.0.0.1"), 3);
+        assert_eq!(fill(&mut sources, "10.0.0.1"), 0);
+        sources.end(address("2001:db8::2"));
+        assert_eq!(fill(&mut sources, "2001:db8::3"), 1);
+        assert_eq!(sources.connections(), 9);
+    }
+
+    // rows: R341
+    #[test]
+    fn r341_the_connections_of_a_few_addresses_leave_places_for_others() {
+        let mut sources = Sources::new(64, 32);
+        let filled = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|text| fill(&mut sources, text));
+        assert_eq!(filled, [32, 16, 8]);
+        assert!(fill(&mut sources, "10.0.0.4") > 0);
     }
 }

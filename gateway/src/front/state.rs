@@ -124,7 +124,8 @@ pub struct State {
     /// Logins that the desk has not answered, by address. Those of closed connections count too.
     pub waiting_logins: Shares<Share>,
     pub sources: Sources,
-    pub connections: usize,
+    /// Connections by the user that was the first to log in on them.
+    pub member_connections: Shares<UserIx>,
     /// Number of rounds so far.
     pub round: u64,
     /// Nanoseconds since 1970, once per round.
@@ -147,6 +148,8 @@ impl State {
     ) -> Self {
         let config = &market.config;
         let sessions = Sessions::new(config.window_bytes_max, config.window_messages_max);
+        let connections_max = config.connections_max as usize;
+        let sources = Sources::new(connections_max, config.connections_per_address_max as usize);
         Self {
             specs: market.replica.names().instruments(),
             market,
@@ -166,8 +169,8 @@ impl State {
             closing: HashMap::new(),
             failures,
             waiting_logins: Shares::new(LOGINS_WAITING_MAX),
-            sources: Sources::default(),
-            connections: 0,
+            sources,
+            member_connections: Shares::new(connections_max),
             round: 0,
             now_ns: 0,
             monotonic_ns: 0,
@@ -364,7 +367,8 @@ impl State {
 }
 
 /// Records that a request was not journalled, so that it may be sent again. Returns the refusal to
-/// send: `UNKNOWN_SESSION` for a request of an earlier login.
+/// send. A request of an earlier login gets none: its channel has ended, and the new login may have
+/// sent the same client sequence.
 fn on_not_submitted(
     sessions: &mut Sessions,
     session: SessionIx,
@@ -375,9 +379,7 @@ fn on_not_submitted(
     let at = sessions.at(session)?;
     let row = sessions.row(at);
     if tag != in_flight::tag(row.user, row.epoch) {
-        // The new login may have sent the same client sequence: that request stays in flight.
-        let reason = SubmitError::Refused(RejectReason::UnknownSession.into());
-        return Some(ClientAction::Refused(at, received, reason));
+        return None;
     }
     row.unanswered.refused(received.client_seq);
     Some(ClientAction::Refused(at, received, reason))
@@ -477,6 +479,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         user: opened.user,
         user_id: admitted.user_id.clone(),
         epoch: Sequence::ZERO,
+        login: Arc::default(),
         stp_group: opened.stp_group,
         window: Window::after(opened.user, opened.last_number, opened.client_seq),
         released: opened.last_number,

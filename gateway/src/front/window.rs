@@ -140,6 +140,17 @@ pub enum Compared {
     NotKept,
 }
 
+/// What a window knows of the answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptAnswer {
+    /// Number of the kept message that answers it.
+    Number(u64),
+    /// The client has skipped the request: the answers around it are kept.
+    NeverSent,
+    /// The answer has left the window, or is not in it yet.
+    Unknown,
+}
+
 /// The last messages of one session.
 pub struct Window {
     /// The pages count for this user.
@@ -237,8 +248,8 @@ impl Window {
         }
     }
 
-    /// Number of the kept message that answers a request. Cost: logarithmic in the window's length.
-    pub fn answer(&self, pool: &PagePool, client_seq: u64) -> Option<u64> {
+    /// The answer to a request. Cost: logarithmic in the window's length.
+    pub fn answer(&self, pool: &PagePool, client_seq: u64) -> KeptAnswer {
         let (mut low, mut high) = (self.first(), self.last + 1);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -247,9 +258,17 @@ impl Window {
                 false => high = middle,
             }
         }
-        // The answer itself may have left the window.
-        let found = (low <= self.last).then(|| self.answered(pool, low))?;
-        (found.client_seq == client_seq && found.is_own).then_some(low)
+        if low > self.last {
+            return KeptAnswer::Unknown;
+        }
+        let found = self.answered(pool, low);
+        if found.client_seq == client_seq && found.is_own {
+            return KeptAnswer::Number(low);
+        }
+        match low > self.first() {
+            true => KeptAnswer::NeverSent,
+            false => KeptAnswer::Unknown,
+        }
     }
 
     fn answered(&self, pool: &PagePool, number: u64) -> AnswerMark {
@@ -307,12 +326,21 @@ mod tests {
                 let bytes = window.get(pool, number);
                 let (header, found) = wire::parse::<ServerMessage>(bytes).unwrap().unwrap();
                 assert_eq!((header.sequence, found), (number, message(number)));
-                let wanted = (number % 3 == 0).then_some(number);
+                let wanted = match number % 3 {
+                    0 => KeptAnswer::Number(number),
+                    // Its answer may still come.
+                    _ if number == 400 => KeptAnswer::Unknown,
+                    _ => KeptAnswer::NeverSent,
+                };
                 assert_eq!(window.answer(pool, number * 10), wanted, "{number}");
-                assert_eq!(window.answer(pool, number * 10 + 1), None);
             }
-            assert_eq!(window.answer(pool, 5), None);
-            assert_eq!(window.answer(pool, 1_000_000), None);
+            // In the window's first state no message has left it.
+            let of_a_gap = match window.first() {
+                11 => KeptAnswer::NeverSent,
+                _ => KeptAnswer::Unknown,
+            };
+            assert_eq!(window.answer(pool, 5), of_a_gap);
+            assert_eq!(window.answer(pool, 1_000_000), KeptAnswer::Unknown);
         };
         check(&window, &pool);
         assert!(window.shrink(&mut pool, 400) && window.shrink(&mut pool, 400));
@@ -334,7 +362,7 @@ mod tests {
         window.clear(&mut pool, 400);
         assert_eq!((window.len(), window.first()), (0, 401));
         window.push(&mut pool, 401, &message(401), 4_001);
-        assert_eq!(window.answer(&pool, 4_001), Some(401));
+        assert_eq!(window.answer(&pool, 4_001), KeptAnswer::Number(401));
     }
 
     #[test]
@@ -345,14 +373,13 @@ mod tests {
         for number in 2..=10_000 {
             window.push(&mut pool, number, &message(number), 0);
         }
-        assert_eq!(window.answer(&pool, 7), Some(1));
+        assert_eq!(window.answer(&pool, 7), KeptAnswer::Number(1));
         assert!(window.shrink(&mut pool, 10_000));
-        assert_eq!(
-            (window.answer(&pool, 7), window.answer(&pool, 8)),
-            (None, None)
-        );
+        for client_seq in [7, 8] {
+            assert_eq!(window.answer(&pool, client_seq), KeptAnswer::Unknown);
+        }
         window.push(&mut pool, 10_001, &message(10_001), 8);
-        assert_eq!(window.answer(&pool, 8), Some(10_001));
+        assert_eq!(window.answer(&pool, 8), KeptAnswer::Number(10_001));
     }
 
     #[test]

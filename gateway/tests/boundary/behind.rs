@@ -177,6 +177,36 @@ async fn a_history_that_is_behind_delays_no_change_of_an_order() {
     world.stop().await;
 }
 
+/// Risk-reducing calls need no answer of identity, also of a member whose profile is not cached.
+// rows: R339
+#[tokio::test]
+async fn r339_risk_is_reduced_while_identity_is_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let placed = world.place(buy("ann", "10", "5")).await.unwrap().order_id;
+    let world = world.restart(Settings::default()).await;
+    world.end_identity();
+    let refusal = world.place(buy("ann", "10", "1")).await.unwrap_err();
+    assert_eq!(refusal.code(), Code::Unavailable);
+    let reduced = amend_order(&world, amend(&placed, None, Some("2"))).await;
+    assert_eq!(text(&reduced.unwrap().quantity), "2");
+    let grown = amend_order(&world, amend(&placed, None, Some("3"))).await;
+    assert_eq!(grown.unwrap_err().code(), Code::Unavailable);
+    let switch = |user: &str| SetKillSwitchRequest {
+        context: context(&unique()),
+        user_id: user.to_owned(),
+        engaged: true,
+        reason: "drill".to_owned(),
+    };
+    // An id that the market does not know may be mistyped.
+    let unknown = world.operator().set_kill_switch(switch("ghost")).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::Unavailable);
+    let killed = world.operator().set_kill_switch(switch("ann")).await;
+    assert_eq!(killed.unwrap().into_inner().cancelled, 1);
+    world.stop().await;
+}
+
 fn assert_replica_behind(refusal: &Status) {
     let info = StatusExt::get_details_error_info(refusal).unwrap();
     let is_behind = (refusal.code(), &*info.reason) == (Code::Unavailable, "REPLICA_BEHIND");

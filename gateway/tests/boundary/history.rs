@@ -35,6 +35,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
     assert_eq!(ids(&of_ann), ids(&of_bob), "buyer and seller see the same");
     assert_eq!(of_bob.len(), 2);
     let trade = of_bob.last().unwrap();
+    assert_eq!(trade.instrument_id, BOND);
     assert_eq!(
         (trade.buy_order_id.as_str(), trade.sell_order_id.as_str()),
         (&*taker.order_id, &*first.order_id)
@@ -136,6 +137,7 @@ async fn r156_trades_are_reported_to_both_sides_and_published_in_order() {
     );
     let executed: TradeExecutedEvent = prost::Message::decode(&*events[3].payload).unwrap();
     assert_eq!(executed.trade_id, trade.trade_id);
+    assert_eq!(executed.instrument_id, BOND);
     assert_eq!(
         (executed.buyer_id.as_str(), executed.seller_id.as_str()),
         ("bob", "ann")
@@ -253,6 +255,21 @@ async fn r140_orders_are_listed_by_filters_alone_and_combined() {
     }
     placed.reverse();
     assert_eq!(seen, placed);
+    // Orders that trade move to another status.
+    world.user("carl", "0", "10").await;
+    world.place(sell("carl", "14", "1")).await.unwrap();
+    world.place(buy("ann", "20", "3")).await.unwrap();
+    world.place(sell("carl", "20", "1")).await.unwrap();
+    for (request, count) in [
+        (list("", "", OrderStatus::Filled), 3),
+        (list("carl", BOND, OrderStatus::Filled), 2),
+        (list("ann", "", OrderStatus::PartiallyFilled), 1),
+        (list("carl", "", OrderStatus::PartiallyFilled), 0),
+        (list("ann", BOND, OrderStatus::Unspecified), 6),
+    ] {
+        let answer = operator.list_orders(request.clone()).await.unwrap();
+        assert_eq!(answer.into_inner().orders.len(), count, "{request:?}");
+    }
     world.stop().await;
 }
 

@@ -22,6 +22,8 @@ mod forgetting;
 mod history;
 mod holds;
 mod kyc;
+mod logins;
+mod look_ups;
 mod measured;
 mod money;
 mod orders;

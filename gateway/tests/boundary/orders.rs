@@ -87,6 +87,35 @@ async fn r339_unknown_enum_value_is_refused_under_its_field() {
         );
     }
     assert_eq!(world.status().await.instruments[0].open_orders, 0);
+    let (orders, cancel, phase) = (
+        ListOrdersRequest {
+            status: 77,
+            ..Default::default()
+        },
+        MassCancelRequest {
+            context: context(&unique()),
+            side: 7,
+            ..Default::default()
+        },
+        SetTradingPhaseRequest {
+            context: context(&unique()),
+            phase: 77,
+            ..Default::default()
+        },
+    );
+    let mut ann = world.trader("ann");
+    for (field, refusal) in [
+        ("status", ann.list_orders(orders).await.unwrap_err()),
+        ("side", ann.mass_cancel(cancel).await.unwrap_err()),
+        (
+            "phase",
+            world.operator().set_trading_phase(phase).await.unwrap_err(),
+        ),
+    ] {
+        assert_eq!(refusal.code(), Code::InvalidArgument, "{field}");
+        let violations = refusal.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, field);
+    }
     world.stop().await;
 }
 
@@ -642,13 +671,39 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
         .await
         .unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
+    let amend = AmendOrderRequest {
+        context: context(&unique()),
+        order_id: placed.order_id.clone(),
+        price: decimal("11"),
+        quantity: None,
+        new_client_order_id: String::new(),
+    };
+    let foreign = mixed.amend_order(amend).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    let open = OpenTradingHoldRequest {
+        context: context(&unique()),
+        user_id: "ann".into(),
+        instrument_id: "CFA-RUB".into(),
+        amount: decimal("1"),
+    };
+    let foreign = mixed.open_trading_hold(open).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    assert!(world.trading_holds("ann").await.is_empty());
+    let hold = world.open_hold("ann", "CFA-RUB", "10").await;
+    let close = CloseTradingHoldRequest {
+        context: context(&unique()),
+        hold_id: hold.hold_id.clone(),
+    };
+    let foreign = mixed.close_trading_hold(close).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    assert_eq!(world.trading_holds("ann").await, [hold]);
     // The role auditor permits the read.
     let request = GetOrderRequest {
         context: None,
         order_id: placed.order_id.clone(),
     };
     let read = mixed.get_order(request).await.unwrap().into_inner();
-    assert_eq!(read.order.unwrap().status(), OrderStatus::Open);
+    assert_eq!(read.order.unwrap(), placed, "nothing has changed it");
     let mut own = world.as_caller("sandbox.auditor+investor.ann");
     let cancelled = own
         .cancel_order(CancelOrderRequest {
@@ -662,7 +717,7 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
     world.stop().await;
 }
 
-// rows: R173 R328
+// rows: R143 R173 R328
 #[tokio::test]
 async fn t19_market_orders_never_rest_and_say_why_they_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -702,6 +757,17 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
         "52.50",
         "the protection price: best offer and collar"
     );
+    // A market order has ended before a change of it can arrive (T22).
+    let amend = AmendOrderRequest {
+        context: context(&unique()),
+        order_id: part.order_id.clone(),
+        price: decimal("60"),
+        quantity: None,
+        new_client_order_id: String::new(),
+    };
+    let refusal = refused(world.trader("bob").amend_order(amend).await.unwrap_err());
+    assert_eq!(refusal.2, "ORDER_NOT_OPEN");
+    assert_eq!(world.order(&part.order_id).await.unwrap(), part);
     assert_eq!(world.book().await, (vec![], vec![]));
     world.settled().await;
     assert_eq!(

@@ -4,6 +4,7 @@ use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
 use tonic::Code;
 use tonic_types::StatusExt;
+use types::Side;
 
 use crate::orders::text;
 use crate::world::*;
@@ -333,6 +334,9 @@ async fn r141_trades_are_listed_by_user_and_instrument_page_by_page() {
         let answer = operator.list_trades(request.clone()).await.unwrap();
         assert_eq!(answer.get_ref().trades.len(), count, "{request:?}");
     }
+    // A user sees only its own trades, without a filter too.
+    let own = world.trader("bob").list_trades(list("", "")).await.unwrap();
+    assert_eq!(own.into_inner().trades.len(), 2);
     let foreign = world.trader("bob").list_trades(list("dan", "")).await;
     assert_eq!(foreign.unwrap_err().code(), Code::PermissionDenied);
     let mut request = list("ann", BOND);
@@ -445,15 +449,38 @@ async fn r339_r341_lists_refuse_a_bad_page_under_its_field() {
             assert_eq!(bad.field_violations[0].field, field);
         }
     }
-    // A larger page size is reduced to the maximum.
-    let pagination = Some(PaginationRequest {
-        page_size: 1_000_000,
-        page_token: String::new(),
-    });
-    let trades = ListTradesRequest {
-        pagination,
+    // Without a size a page has 50 rows; a larger size is reduced to the maximum.
+    const ORDERS: u64 = 1_001;
+    let (bob, mut of_bob) = world.session(with_money("bob", "b")).await;
+    for id in 1..=ORDERS {
+        let order = wire_order(id, Side::Buy, 1_000, 1);
+        bob.send(0, order).await.unwrap();
+    }
+    until(&mut of_bob, |m| {
+        ack(m).filter(|ack| ack.client_order_id == ORDERS)
+    })
+    .await;
+    let orders = |page_size, page_token: &str, user: &str| ListOrdersRequest {
+        user_id: user.into(),
+        pagination: Some(PaginationRequest {
+            page_size,
+            page_token: page_token.into(),
+        }),
         ..Default::default()
     };
-    assert!(operator.list_trades(trades).await.is_ok());
+    let mut next = String::new();
+    for (page_size, rows) in [(0, 50), (1_000_000, 1_000)] {
+        let answer = operator.list_orders(orders(page_size, "", "")).await;
+        let answer = answer.unwrap().into_inner();
+        assert_eq!(answer.orders.len(), rows);
+        next = answer.pagination.unwrap().next_page_token;
+        assert!(!next.is_empty());
+    }
+    let last = operator.list_orders(orders(0, &next, "")).await.unwrap();
+    assert_eq!(last.into_inner().orders.len(), 1);
+    // A token belongs to the filters that it was given for.
+    let refusal = operator.list_orders(orders(0, &next, "bob")).await;
+    let bad = refusal.unwrap_err().get_details_bad_request().unwrap();
+    assert_eq!(bad.field_violations[0].field, "pagination.page_token");
     world.stop().await;
 }

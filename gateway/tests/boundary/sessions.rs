@@ -694,13 +694,15 @@ async fn r345_orders_are_cancelled_on_disconnect_and_by_mass_cancel() {
     assert_eq!(ended.await, DisconnectCode::Logout.code());
     assert_eq!(world.book().await.0.len(), 2);
 
-    // A lost connection cancels after the grace period. The other session's order stays.
+    // A lost connection cancels after the grace period. The order of the session without the
+    // option stays, although its connection was lost before.
     let (ann, mut of_ann) = world
         .session(LoginOptions {
             from_now: true,
             ..guarded.clone()
         })
         .await;
+    cut(&plain, &mut of_plain).await;
     cut(&ann, &mut of_ann).await;
     let mut cancelled_events = world
         .events(events::topics::MARKET, 4, |event| {
@@ -897,7 +899,7 @@ impl Raw {
         quinn::ClientConfig::new(std::sync::Arc::new(crypto))
     }
 
-    async fn try_connect(world: &World) -> Result<Self, quinn::ConnectionError> {
+    pub async fn try_connect(world: &World) -> Result<Self, quinn::ConnectionError> {
         let address = world.gateway.trading_address();
         in_time("the handshake", Self::to(address, Self::config(world))).await
     }
@@ -1093,6 +1095,61 @@ async fn garbage_gets_its_code_and_changes_nothing() {
         [("10.00".to_owned(), "10".to_owned())]
     );
     assert_eq!(before.instruments[0].open_orders, 0);
+    world.stop().await;
+}
+
+/// The roles that may place orders by calls may log in, and no others. An order is changed by its
+/// owner alone.
+// rows: R333
+#[tokio::test]
+async fn r333_sessions_admit_the_roles_and_owners_that_calls_admit() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    for (credential, is_admitted) in [
+        ("sandbox.investor.ann", true),
+        ("sandbox.trader.ann", true),
+        ("sandbox.issuer.ann", false),
+        ("sandbox.operator", false),
+        ("sandbox.treasury", false),
+        ("sandbox.compliance", false),
+        ("sandbox.market-supervisor", false),
+        ("sandbox.auditor", false),
+        ("sandbox.service", false),
+    ] {
+        let (connection, _reports) = world.connect().await;
+        let login = connection.login(0, LoginOptions::new(credential, "role"));
+        match in_time("an answer", login).await {
+            Ok(_) => assert!(is_admitted, "{credential}"),
+            Err(Error::Disconnected { code, .. }) => {
+                assert!(!is_admitted, "{credential}");
+                assert_eq!(code, Some(DisconnectCode::Role), "{credential}");
+            }
+            Err(other) => panic!("{credential}: {other:?}"),
+        }
+    }
+
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let (bob, mut of_bob) = world.session(with_money("bob", "b")).await;
+    ann.send(0, wire_order(1, Side::Buy, 100, 2)).await.unwrap();
+    let engine_order_id = until(&mut of_ann, ack).await.engine_order_id;
+    let cancel = wire::Cancel {
+        client_order_id: 0,
+        engine_order_id,
+    };
+    let amend = wire::Amend {
+        client_order_id: 0,
+        engine_order_id,
+        price_ticks: 0,
+        quantity_lots: 1,
+        new_client_order_id: 0,
+    };
+    bob.send(0, cancel).await.unwrap();
+    let refusal = until(&mut of_bob, rejected).await;
+    assert_eq!(refusal.reason, RejectReason::NotOwner);
+    bob.send(0, amend).await.unwrap();
+    let refusal = until(&mut of_bob, rejected).await;
+    assert_eq!(refusal.reason, RejectReason::NotOwner);
+    assert_eq!(world.book().await.0, [("1.00".to_owned(), "2".to_owned())]);
     world.stop().await;
 }
 
@@ -2146,7 +2203,8 @@ async fn r343_a_connection_without_a_session_ends_at_the_login_deadline() {
 
 #[tokio::test]
 async fn connections_are_limited_per_address_and_in_total() {
-    for (per_address, in_all) in [(2, 1_024), (512, 2)] {
+    // One address gets half of all places.
+    for (per_address, in_all) in [(2, 1_024), (512, 4)] {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::default();
         settings.gateway.connections_per_address_max = per_address;
@@ -2178,7 +2236,7 @@ async fn connections_whose_handshake_fails_take_no_place() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.connections_per_address_max = PLACES;
-    settings.gateway.connections_max = PLACES;
+    settings.gateway.connections_max = 2 * PLACES;
     let world = members(folder.path(), settings).await;
     let address = world.gateway.trading_address();
     for attempt in 0..=PLACES {

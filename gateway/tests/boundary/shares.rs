@@ -16,7 +16,7 @@ use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
 /// True for a message that answers a request.
-fn is_answer(message: &ServerMessage) -> bool {
+pub fn is_answer(message: &ServerMessage) -> bool {
     ack(message).is_some() || rejected(message).is_some() || cancelled(message).is_some()
 }
 
@@ -42,7 +42,7 @@ fn order(id: u64) -> wire::NewOrder {
 }
 
 /// Cancel of an order that was never entered.
-fn unknown() -> wire::Cancel {
+pub fn unknown() -> wire::Cancel {
     cancel(1 << 40)
 }
 
@@ -58,7 +58,7 @@ fn unknown_amend() -> wire::Amend {
 }
 
 /// A world with ann and bob, both with money.
-async fn members(folder: &std::path::Path, settings: Settings) -> World {
+pub async fn members(folder: &std::path::Path, settings: Settings) -> World {
     let mut world = World::with(folder, settings).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "100000", "0").await;
@@ -341,17 +341,20 @@ fn refused_with(message: &ServerMessage) -> Option<u16> {
     }
 }
 
-/// A metrics recorder that counts journal lookups of fronts that start on this thread.
-#[derive(Default)]
-struct LookupCounter(Arc<AtomicU64>);
+/// A metrics recorder of one counter, for handles that are made on this thread.
+pub struct OneCounter(&'static str, Arc<AtomicU64>);
 
-impl LookupCounter {
-    fn count(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
+impl OneCounter {
+    pub fn new(name: &'static str) -> Self {
+        Self(name, Arc::default())
+    }
+
+    pub fn count(&self) -> u64 {
+        self.1.load(Ordering::SeqCst)
     }
 }
 
-impl Recorder for LookupCounter {
+impl Recorder for OneCounter {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -359,9 +362,9 @@ impl Recorder for LookupCounter {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        match key.name() {
-            "trading_look_ups_total" => Counter::from_arc(self.0.clone()),
-            _ => Counter::noop(),
+        match key.name() == self.0 {
+            true => Counter::from_arc(self.1.clone()),
+            false => Counter::noop(),
         }
     }
 
@@ -382,7 +385,7 @@ async fn r341_a_busy_member_does_not_evict_the_window_of_another() {
     const OF_BOB: u64 = 100;
     /// More than the smallest pool, 2,048 messages.
     const OF_ANN: u64 = 3_000;
-    let look_ups = LookupCounter::default();
+    let look_ups = OneCounter::new("trading_look_ups_total");
     let _recording = metrics::set_default_local_recorder(&look_ups);
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unthrottled();
@@ -485,7 +488,7 @@ async fn r343_what_a_slow_client_lacks_is_read_from_the_journal_once() {
     const SESSIONS: u16 = 4;
     /// About 200 KiB per session. Two sessions fill the connection.
     const MESSAGES: u64 = 3_000;
-    let look_ups = LookupCounter::default();
+    let look_ups = OneCounter::new("trading_look_ups_total");
     let _recording = metrics::set_default_local_recorder(&look_ups);
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unthrottled();

@@ -271,6 +271,11 @@ impl World {
         }
     }
 
+    /// Ends identity: every call of it is refused as unavailable.
+    pub fn end_identity(&self) {
+        self.slots[1].clear();
+    }
+
     /// Begins the shutdown: order intake ends. [`Self::stop`] completes it.
     pub fn begin_shutdown(&self) {
         self.stop_gateway.cancel();

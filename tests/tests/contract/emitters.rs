@@ -60,6 +60,21 @@ fn r337_each_event_comes_from_the_service_whose_fact_it_is() {
     });
 }
 
+/// The creation of a hold on a sub-account.
+fn created(event: &events::Event, subaccount: &str) -> Option<HoldCreatedEvent> {
+    let is_one = event.type_name.ends_with("HoldCreatedEvent");
+    let made: HoldCreatedEvent =
+        is_one.then(|| prost::Message::decode(&*event.payload).expect("an event"))?;
+    (made.subaccount_id == subaccount).then_some(made)
+}
+
+fn is_release(event: &events::Event, hold_id: &str) -> bool {
+    event.type_name.ends_with("HoldReleasedEvent") && {
+        let ended: HoldReleasedEvent = prost::Message::decode(&*event.payload).expect("an event");
+        ended.hold_id == hold_id
+    }
+}
+
 // rows: R151 R152 R160
 #[test]
 fn r160_a_hold_is_told_once_when_it_is_made_and_once_when_it_ends() {
@@ -79,34 +94,40 @@ fn r160_a_hold_is_told_once_when_it_is_made_and_once_when_it_ends() {
         }
         platform.balance_is(&buyer.cash(), "1000.00").await;
         platform.balance_is(&seller.units(&bond), "3").await;
+        let mut released = Vec::new();
         // Value and fee reserve of the buyer, quantity of the seller.
         for (subaccount, amount) in [(buyer.cash(), "50.05"), (seller.units(&bond), "3")] {
-            let created = |event: &events::Event| -> Option<HoldCreatedEvent> {
-                let is_one = event.type_name.ends_with("HoldCreatedEvent");
-                let made: HoldCreatedEvent =
-                    is_one.then(|| prost::Message::decode(&*event.payload).expect("an event"))?;
-                (made.subaccount_id == subaccount).then_some(made)
-            };
-            let made = events
-                .until(&["HoldCreatedEvent"], |event| created(event).is_some())
-                .await;
-            let made: Vec<HoldCreatedEvent> = made.iter().filter_map(created).collect();
-            let own = &made[0];
+            let is_created = |event: &events::Event| created(event, &subaccount).is_some();
+            let made = events.until(&["HoldCreatedEvent"], is_created).await;
+            let own = created(&made[0], &subaccount).expect("as picked");
             let amount_of_event = own.amount.clone().and_then(|amount| amount.amount);
             assert_eq!(
                 number(&json!({ "value": amount_of_event.expect("an amount").value })),
                 amount.parse::<Decimal>().expect("a number")
             );
-            let ended = |event: &events::Event| {
-                event.type_name.ends_with("HoldReleasedEvent") && {
-                    let ended: HoldReleasedEvent =
-                        prost::Message::decode(&*event.payload).expect("an event");
-                    ended.hold_id == own.hold_id
-                }
-            };
-            events.until(&["HoldReleasedEvent"], ended).await;
-            let of_hold = events.seen.iter().filter(|event| ended(event)).count();
-            assert_eq!(of_hold, 1, "released exactly once");
+            let is_end = |event: &events::Event| is_release(event, &own.hold_id);
+            events.until(&["HoldReleasedEvent"], is_end).await;
+            released.push(own.hold_id.clone());
+        }
+        // A second release would be published before the hold of a later order.
+        let fence = platform.place(&buyer, &bond, "BUY", "11.00", "1").await;
+        let cancel = json!({ "orderId": text(&fence, "/orderId") });
+        platform
+            .ok(&buyer.token(), "market.CancelOrder", cancel)
+            .await;
+        let is_later = |event: &events::Event| {
+            created(event, &buyer.cash()).is_some_and(|made| !released.contains(&made.hold_id))
+        };
+        let made = events.until(&["HoldCreatedEvent"], is_later).await;
+        let later = created(&made[0], &buyer.cash()).expect("as picked").hold_id;
+        let is_end = |event: &events::Event| is_release(event, &later);
+        events.until(&["HoldReleasedEvent"], is_end).await;
+        for hold_id in &released {
+            let ends = events
+                .seen
+                .iter()
+                .filter(|event| is_release(event, hold_id));
+            assert_eq!(ends.count(), 1, "{hold_id} is released exactly once");
         }
         events.close().await;
     });
