@@ -2,6 +2,7 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bits {
@@ -39,8 +40,9 @@ impl Bits {
         before == 0
     }
 
+    /// True when the places around this one are free now, as far as one word reaches.
     #[inline(always)]
-    pub fn clear(&mut self, place: usize) {
+    pub fn clear(&mut self, place: usize) -> bool {
         let low = &mut self.low[place >> 6];
         *low &= !(1 << (place & 63));
         if *low == 0 {
@@ -49,7 +51,16 @@ impl Bits {
             if *mid == 0 {
                 self.top[place >> 18] &= !(1 << ((place >> 12) & 63));
             }
+            return true;
         }
+        false
+    }
+
+    /// Number of words with an occupied place among the words that `places` covers.
+    pub fn used_words(&self, places: Range<usize>) -> usize {
+        let end = places.end.div_ceil(64).min(self.low.len());
+        let words = &self.low[places.start / 64..end];
+        words.iter().filter(|word| **word != 0).count()
     }
 
     pub fn is_empty(&self) -> bool {

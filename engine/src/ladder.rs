@@ -192,7 +192,7 @@ impl Ladder {
             let side = self.side_of(price);
             self.outside[side.index()].insert(price, Level::of(self.window.levels[place]));
             self.window.levels[place] = Level::EMPTY.words();
-            self.window.bits.clear(place);
+            self.window.unmark(place);
             from = self.window.bits.up(place);
         }
         self.place_at(self.range_for(price, self.window.levels.len()));
@@ -339,8 +339,11 @@ impl Ladder {
         self.window.levels[place] = level.words();
         if level.head == NIL {
             assert!(level.open.is_zero(), "level sum differs from its orders");
-            self.window.bits.clear(place);
+            let is_oversized = self.window.unmark(place);
             self.refresh(side, price);
+            if is_oversized {
+                self.release_pages();
+            }
         }
     }
 
@@ -382,7 +385,7 @@ impl Ladder {
         let mut level = Level::of(*words);
         let tail = level.push(link, open);
         *words = level.words();
-        if self.window.bits.set(place) && self.window.touch(place) {
+        if self.window.mark(place) {
             self.release_pages();
         }
         tail
@@ -394,17 +397,18 @@ impl Ladder {
     #[inline(never)]
     fn release_pages(&mut self) {
         let ticks = self.window.ticks();
-        // While no window is ready, the next new page asks again.
         let empty = match &self.source {
+            _ if !self.window.is_copied_fast() => None,
             Some(source) => source.take(ticks),
             None => Some(Window::new(ticks)),
         };
-        if let Some(mut empty) = empty {
-            self.window.copy_to(&mut empty);
-            let old = mem::replace(&mut self.window, empty);
-            if let Some(source) = &self.source {
-                source.free(old);
-            }
+        let Some(mut empty) = empty else {
+            return self.window.postpone();
+        };
+        self.window.copy_to(&mut empty);
+        let old = mem::replace(&mut self.window, empty);
+        if let Some(source) = &self.source {
+            source.free(old);
         }
     }
 

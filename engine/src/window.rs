@@ -20,6 +20,8 @@ pub(crate) const GROWTH: usize = 16;
 const LEVELS_PER_PAGE: usize = 4_096 / size_of::<Words>();
 /// Pages that a window may use in addition to twice those of its orders: 256 KiB.
 const PAGES_KEPT: u32 = 64;
+/// Maximum levels to copy to another window at once. A window with more is not replaced.
+const COPIED_MAX: usize = 1 << 14;
 
 /// Empty price levels, 16 bytes each, with their occupancy bitmap.
 pub struct Window {
@@ -31,9 +33,11 @@ pub struct Window {
 /// The pages of a window that orders have touched. A page stays resident after its last order.
 struct Pages {
     touched: Vec<u64>,
-    count: u32,
-    /// Count at which the window is worth replacing.
-    max: u32,
+    touched_count: u32,
+    /// Pages with orders.
+    used_count: u32,
+    /// Changes until the window is compared with its bound again.
+    wait: u32,
 }
 
 impl Pages {
@@ -41,20 +45,26 @@ impl Pages {
         let pages = levels.div_ceil(LEVELS_PER_PAGE);
         Self {
             touched: vec![0; pages.div_ceil(64)],
-            count: 0,
-            max: PAGES_KEPT,
+            touched_count: 0,
+            used_count: 0,
+            wait: 0,
         }
     }
 
-    /// Records the page of a level; true when the page is new.
-    fn touch(&mut self, place: usize) -> bool {
-        let page = place / LEVELS_PER_PAGE;
+    /// Records a page whose first order rests now.
+    fn use_page(&mut self, page: usize) {
         let word = &mut self.touched[page / 64];
         let before = *word;
         *word |= 1 << (page % 64);
-        let is_new = before != *word;
-        self.count += u32::from(is_new);
-        is_new
+        self.touched_count += u32::from(before != *word);
+        self.used_count += 1;
+    }
+
+    /// True when the window uses more memory than its orders need. It is then worth replacing: that
+    /// frees more pages than it copies.
+    fn is_oversized(&mut self) -> bool {
+        self.wait = self.wait.saturating_sub(1);
+        self.wait == 0 && self.touched_count > 2 * self.used_count + PAGES_KEPT
     }
 }
 
@@ -68,28 +78,68 @@ impl Window {
         }
     }
 
-    /// Writes a level with orders to an empty window or an empty place.
+    /// Writes a level with orders to an empty place.
     pub(crate) fn put(&mut self, place: usize, words: Words) {
         self.levels[place] = words;
-        self.bits.set(place);
-        self.pages.touch(place);
+        self.mark(place);
     }
 
-    /// Records the first order in a part of the window. True when the window uses more memory than
-    /// its orders need, and should be replaced.
+    /// Marks a place as occupied. True when the window should be replaced.
+    #[inline(always)]
+    pub(crate) fn mark(&mut self, place: usize) -> bool {
+        self.bits.set(place) && self.note_used(place)
+    }
+
+    /// Marks a place as free. True when the window should be replaced.
+    #[inline(always)]
+    pub(crate) fn unmark(&mut self, place: usize) -> bool {
+        self.bits.clear(place) && self.note_unused(place)
+    }
+
     #[cold]
-    pub(crate) fn touch(&mut self, place: usize) -> bool {
-        self.pages.touch(place) && self.pages.count > self.pages.max
+    fn note_used(&mut self, place: usize) -> bool {
+        let page = place / LEVELS_PER_PAGE;
+        // The word of the place alone: the page had no order before.
+        if self.used_words(page) == 1 {
+            self.pages.use_page(page);
+        }
+        self.pages.is_oversized()
     }
 
-    /// Copies the levels with orders to an empty window of the same width. That one is replaced
-    /// once it has touched twice as many pages, and some more: a touched page pays for a copied
-    /// one.
+    #[cold]
+    fn note_unused(&mut self, place: usize) -> bool {
+        if self.used_words(place / LEVELS_PER_PAGE) == 0 {
+            self.pages.used_count -= 1;
+        }
+        self.pages.is_oversized()
+    }
+
+    fn used_words(&self, page: usize) -> usize {
+        let first = page * LEVELS_PER_PAGE;
+        self.bits.used_words(first..first + LEVELS_PER_PAGE)
+    }
+
+    /// Postpones the replacement: the window has more than [`COPIED_MAX`] levels, or no other one
+    /// is ready.
+    pub(crate) fn postpone(&mut self) {
+        self.pages.wait = PAGES_KEPT;
+    }
+
+    /// True if its levels may be copied at once. Cost: at most [`COPIED_MAX`] look-ups.
+    pub(crate) fn is_copied_fast(&self) -> bool {
+        self.places().take(COPIED_MAX + 1).count() <= COPIED_MAX
+    }
+
+    /// Occupied places, in order.
+    pub(crate) fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        successors(self.bits.up(0), |place| self.bits.up(place + 1))
+    }
+
+    /// Copies the levels with orders to an empty window of the same width.
     pub(crate) fn copy_to(&self, empty: &mut Self) {
-        for place in successors(self.bits.up(0), |place| self.bits.up(place + 1)) {
+        for place in self.places() {
             empty.put(place, self.levels[place]);
         }
-        empty.pages.max = 2 * empty.pages.count + PAGES_KEPT;
     }
 
     /// Touches the middle, where the market will be: as many levels as a first window has. More

@@ -393,3 +393,29 @@ async fn r174_a_payload_of_each_kind_is_read_by_this_version_of_the_format() {
     }
     assert_eq!(kinds, KINDS);
 }
+
+/// Expiry commands of earlier versions have no maximum.
+#[test]
+fn an_expiry_of_an_earlier_version_cancels_all_that_are_due() {
+    let mut payload = [0_u8; 20];
+    payload[4] = 8;
+    // The kind, then every instrument.
+    payload[12] = 15;
+    payload[16..].fill(0xff);
+    let frame = Frame {
+        kind: FrameKind::Command,
+        unit_end: true,
+        sequence: 1,
+        time_ns: 1,
+        durable: 0,
+        crc: 0,
+        prev: 0,
+        payload: payload.to_vec(),
+    };
+    let found = decode_command(&frame).expect("a command").command;
+    let expected = types::command::ExpireOrders {
+        instrument: InstrumentIx::NONE,
+        orders_max: 0,
+    };
+    assert_eq!(found, Command::ExpireOrders(expected));
+}

@@ -49,7 +49,7 @@ pub enum Channel {
 /// State of a connection.
 pub struct Conn {
     pub address: IpAddr,
-    /// The first user that logged in: the connection is one of this user's.
+    /// The first user that logged in: the connection counts for this user.
     pub member: Option<UserIx>,
     pub channels: Box<[Channel; CHANNELS_MAX]>,
     /// Longest silence on either side: the shortest heartbeat of its sessions.

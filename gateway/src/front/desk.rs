@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio_util::sync::CancellationToken;
 use transport::Key;
-use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
+use types::{InstrumentIx, InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 use wire::{DisconnectCode, LedgerBalance, SetTradingHold, TradingHold};
 
 use super::compare::Sample;
@@ -205,6 +205,8 @@ pub enum FrontMessage {
     Compare(Sample),
     /// A new or changed instrument.
     Instrument(InstrumentSpec),
+    /// Sends the sessions an instrument that has changed.
+    Announce(InstrumentIx),
     /// Changed groups and rates, as of a sequence.
     Members(Sequence, Vec<Member>),
     /// Changed ledger balances and their users.

@@ -55,12 +55,13 @@ mod window;
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use admission::{RejectDetails, Request};
 use sequencer::{Commit, Opened, Polled, Stamp, SubmitError};
 use transport::{Endpoint, Key, Link};
-use types::{InstrumentSpec, RejectReason, UserIx};
+use types::{InstrumentIx, InstrumentSpec, RejectReason, UserIx};
 use wire::{
     Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, OrderToTrade, ServerMessage,
     Text,
@@ -144,10 +145,8 @@ impl Front {
                     self.on_answer(now, session.0, &received, message);
                 }
             }
-            FrontMessage::Instrument(spec) => {
-                self.state.set_instrument(spec);
-                self.broadcast(now, &spec);
-            }
+            FrontMessage::Instrument(spec) => self.state.set_instrument(spec),
+            FrontMessage::Announce(instrument) => self.announce(now, instrument),
             FrontMessage::Compare(sample) => self.compare(sample),
             FrontMessage::Balances(balances) => self.on_balances(balances),
             FrontMessage::Members(as_of, members) => {
@@ -346,14 +345,20 @@ impl Front {
         }
     }
 
-    fn broadcast(&mut self, now: Instant, spec: &InstrumentSpec) {
+    /// Sends an instrument to each session. Cost: the channels of all connections.
+    fn announce(&mut self, now: Instant, instrument: InstrumentIx) {
+        let Some(spec) = self.state.specs.get(instrument.index()) else {
+            return;
+        };
         let message = instrument_definition(spec).into();
         let is_live = |channel: &Channel| matches!(channel, Channel::Live(_));
         let keys: Vec<Key> = self.endpoint.keys().collect();
         for key in keys {
             let link = self.endpoint.peek(key);
-            let has_sessions = link.is_some_and(|link| link.user.channels.iter().any(is_live));
-            if let Some(link) = self.endpoint.link(key).filter(|_| has_sessions) {
+            if !link.is_some_and(|link| link.user.channels.iter().any(is_live)) {
+                continue;
+            }
+            if let Some(link) = self.endpoint.link(key) {
                 for channel in 0..wire::CHANNELS_MAX as u16 {
                     if is_live(link.user.channel(channel)) {
                         send(link, now, channel, &message);
@@ -582,6 +587,7 @@ impl Front {
             channel,
         });
         session.epoch = opened.epoch;
+        session.login = Arc::default();
         session.stp_group = opened.stp_group;
         session.parked = None;
         // The hot thread refuses the earlier login's requests: the client may send them again.

@@ -42,8 +42,8 @@ impl State {
             login: session.login(),
             ix: session.ix,
             after: session.sent,
-            // Later messages are in the window.
-            through: session.window.first() - 1,
+            // Half of the window too: it moves on while the journal is read.
+            through: session.window.first() - 1 + session.window.len() as u64 / 2,
             is_retransmit: false,
         };
         let is_fetching = self.look_up(at, front_request);

@@ -45,7 +45,7 @@ impl LoginRef {
         Self(Arc::downgrade(login))
     }
 
-    /// True once the session has no connection, or that of another login.
+    /// True once the login no longer owns the session.
     pub fn has_ended(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -78,7 +78,8 @@ pub struct Session {
     pub user_id: Arc<str>,
     /// Epoch of the owning login. Every request carries it.
     pub epoch: Sequence,
-    /// Dropped when the login ends: see [`LoginRef`].
+    /// Dropped when the login ends, but only at a takeover while its `SetTradingHold` is in
+    /// progress, which a logout does not end: see [`LoginRef`].
     pub login: Arc<()>,
     pub stp_group: StpGroup,
     pub window: Window,
@@ -517,7 +518,9 @@ impl Sessions {
     pub fn mark_idle(&mut self, at: At) {
         let session = &mut self.rows[at];
         session.owner = None;
-        session.login = Arc::default();
+        if !session.is_setting_hold {
+            session.login = Arc::default();
+        }
         session.is_following = false;
         session.parked = None;
         session.listing = None;

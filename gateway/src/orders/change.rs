@@ -97,7 +97,7 @@ pub async fn amend(
     }
     let new_client_order_id = change.new_client_order_number();
     if change.only_reduces(spec, target) {
-        // Passes also while identity is away.
+        // What only reduces risk needs no answer of identity.
         market.note_reduction(context, key_hash).await;
     } else {
         market.identity.check_may_trade(context, user_id).await?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use types::{RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
+use crate::orders::text;
 use crate::sessions::{Raw, raw_login};
 use crate::shares::{is_answer, members, unknown};
 use crate::world::*;
@@ -90,6 +91,32 @@ async fn r345_a_logout_before_the_answer_to_the_login_keeps_the_orders() {
     world.stop().await;
 }
 
+/// A logout does not end the session's request to change a trading hold.
+#[tokio::test]
+async fn a_hold_that_is_set_before_a_logout_is_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.login(0, raw_login("ann", "a", 5_000_000)).await;
+    let none = wire::SetTradingHold {
+        request_id: 1,
+        asset: 0,
+        undrawn_minor: 0,
+    };
+    let mut out = bytes::BytesMut::new();
+    for message in [none.into(), wire::Logout {}.into()] {
+        wire::encode::<wire::ClientMessage>(&message, 0, 0, &mut out);
+    }
+    raw.send.write_all(&out).await.unwrap();
+    raw.until(|m| is_code(m, DisconnectCode::Logout)).await;
+    until_true("the hold is empty", async || {
+        let holds = world.trading_holds("ann").await;
+        holds.iter().all(|hold| text(&hold.undrawn) == "0.00")
+    })
+    .await;
+    world.stop().await;
+}
+
 /// A member with several addresses does not take all connections.
 // rows: R341
 #[tokio::test]
@@ -114,7 +141,9 @@ async fn r341_a_members_connections_leave_places_for_others() {
     // A place is free again after a connection has ended.
     of_ann.pop().unwrap().connection.close(0_u32.into(), b"");
     until_true("ann logs in again", async || {
-        let mut again = Raw::connect_from(&world, [127, 0, 0, 3]).await;
+        let Ok(mut again) = Raw::try_connect_from(&world, [127, 0, 0, 3]).await else {
+            return false;
+        };
         again.send(0, 0, raw_login("ann", "one more", 0)).await;
         let is_answer = |m: &ServerMessage| {
             matches!(

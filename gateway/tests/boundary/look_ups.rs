@@ -1,4 +1,4 @@
-//! The cost of look-ups in the journal: a look-up reads no record after what it looks for.
+//! The number and cost of look-ups in the journal.
 
 use types::RejectReason;
 
@@ -46,6 +46,39 @@ async fn r343_a_resume_reads_no_record_after_the_last_message_that_is_missing() 
     }
     let read = records.count();
     assert!((1..EARLIER_MAX).contains(&read), "{read} records");
+    world.stop().await;
+}
+
+/// While the journal is read, the session's window moves on. The messages that leave it meanwhile
+/// are not read in another look-up.
+// rows: R343
+#[tokio::test]
+async fn r343_a_resume_of_a_session_that_trades_takes_one_look_up() {
+    const MESSAGES: u64 = 3_000;
+    const MEANWHILE: u64 = 200;
+    let look_ups = OneCounter::new("trading_look_ups_total");
+    let _recording = metrics::set_default_local_recorder(&look_ups);
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::unthrottled();
+    settings.gateway.window_messages_max = 1_024;
+    let world = members(folder.path(), settings).await;
+    let mut first = Raw::connect(&world).await;
+    first.login(0, raw_login("ann", "a", 0)).await;
+    for seq in 1..=MESSAGES {
+        first.send(0, seq, unknown()).await;
+    }
+    for _ in 1..=MESSAGES {
+        first.until(is_answer).await;
+    }
+    let mut again = Raw::connect(&world).await;
+    again.login(0, raw_login("ann", "a", 0)).await;
+    for seq in MESSAGES + 1..=MESSAGES + MEANWHILE {
+        again.send(0, seq, unknown()).await;
+    }
+    for number in 1..=MESSAGES + MEANWHILE {
+        assert_eq!(again.until(is_answer).await.0, number);
+    }
+    assert_eq!(look_ups.count(), 1);
     world.stop().await;
 }
 

@@ -697,6 +697,21 @@ async fn r333_a_reading_role_does_not_widen_a_write() {
     let foreign = mixed.close_trading_hold(close).await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
     assert_eq!(world.trading_holds("ann").await, [hold]);
+    // Without a reading role also reads are refused.
+    let mut stranger = world.trader("mallory");
+    let of_ann = ListTradingHoldsRequest {
+        user_id: "ann".into(),
+        ..Default::default()
+    };
+    let foreign = stranger.list_trading_holds(of_ann).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    let of_ann = GetPositionRequest {
+        context: None,
+        user_id: "ann".into(),
+        instrument_id: BOND.into(),
+    };
+    let foreign = stranger.get_position(of_ann).await.unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
     // The role auditor permits the read.
     let request = GetOrderRequest {
         context: None,

@@ -906,8 +906,15 @@ impl Raw {
 
     /// Connects from another address of the loopback.
     pub async fn connect_from(world: &World, own: [u8; 4]) -> Self {
+        Self::try_connect_from(world, own).await.unwrap()
+    }
+
+    pub async fn try_connect_from(
+        world: &World,
+        own: [u8; 4],
+    ) -> Result<Self, quinn::ConnectionError> {
         let connecting = Self::between(own, world.gateway.trading_address(), Self::config(world));
-        in_time("the handshake", connecting).await.unwrap()
+        in_time("the handshake", connecting).await
     }
 
     async fn to(
