@@ -232,6 +232,18 @@ impl Front {
         self.send(now, at, &refusal);
     }
 
+    /// Refuses a request of a login whose session was taken over, on its channel. Says nothing if
+    /// the channel has a session again, whose client would take the refusal for one of its own.
+    fn refuse_earlier(&mut self, now: Instant, owner: Owner, received: &Received) {
+        let refusal = rejected(self.state.now_ns, received, RejectReason::UnknownSession, 0);
+        if let Some(link) = self.endpoint.link(owner.connection)
+            && !matches!(link.user.channel(owner.channel), Channel::Live(_))
+        {
+            send(link, now, owner.channel, &refusal);
+            check_slow(&mut self.state, now, link);
+        }
+    }
+
     /// Submits the opening of a session after a successful login check, else ends the channel.
     fn on_login(
         &mut self,
@@ -390,6 +402,9 @@ impl Front {
                 }
                 ClientAction::Refused(at, received, error) => {
                     self.on_submit_error(now, at, &received, error);
+                }
+                ClientAction::RefusedEarlier(owner, received) => {
+                    self.refuse_earlier(now, owner, &received);
                 }
                 ClientAction::OpenRefused(tag, reason) => self.on_open_refused(now, tag, reason),
                 ClientAction::OrderToTrade(at, sequencer::OrderToTrade { messages, allowed }) => {
@@ -618,6 +633,8 @@ impl Front {
             if let Some(link) = self.endpoint.link(old.connection) {
                 end_channel(link, now, old.channel, DisconnectCode::TakenOver);
             }
+            let session = self.state.sessions.row(at);
+            session.taken_over = Some((session.epoch, old));
             self.state.limited.remove(&at);
             self.state.sessions.mark_idle(at);
         }

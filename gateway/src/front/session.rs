@@ -90,6 +90,8 @@ pub struct Session {
     /// The owner was sent every durable message. New messages are sent when they become durable.
     pub is_following: bool,
     pub owner: Option<Owner>,
+    /// The last login that another one took the session from: its epoch and its channel.
+    pub taken_over: Option<(Sequence, Owner)>,
     /// A login whose session is open and whose connection has no space for the answer yet. The
     /// session has no owner then.
     pub delayed: Option<Box<Pending>>,

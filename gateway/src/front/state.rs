@@ -22,7 +22,7 @@ use super::login::Admitted;
 use super::pieces::Range;
 use super::requests::Received;
 use super::resume::Resuming;
-use super::session::{At, Limited, Session, Sessions};
+use super::session::{At, Limited, Owner, Session, Sessions};
 use super::shares::Shares;
 use super::sources::Sources;
 use super::window::Window;
@@ -367,7 +367,7 @@ impl State {
 }
 
 /// Records that a request was not journalled, so that it may be sent again. Returns the refusal to
-/// send. A request of an earlier login gets none: its channel has ended, and the new login may have
+/// send. That of an earlier login's request goes to the earlier channel: the new login may have
 /// sent the same client sequence.
 fn on_not_submitted(
     sessions: &mut Sessions,
@@ -379,7 +379,9 @@ fn on_not_submitted(
     let at = sessions.at(session)?;
     let row = sessions.row(at);
     if tag != in_flight::tag(row.user, row.epoch) {
-        return None;
+        let (epoch, owner) = row.taken_over?;
+        let is_of_previous = tag == in_flight::tag(row.user, epoch);
+        return is_of_previous.then_some(ClientAction::RefusedEarlier(owner, received));
     }
     row.unanswered.refused(received.client_seq);
     Some(ClientAction::Refused(at, received, reason))
@@ -486,6 +488,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         sent: opened.last_number,
         is_following: false,
         owner: None,
+        taken_over: None,
         delayed: None,
         answered: opened.client_seq,
         unanswered: Unanswered::default(),
@@ -513,6 +516,8 @@ pub enum ClientAction {
     Answered(At, Stamp, Message),
     /// A request was not journalled: it was refused, or it is a repeat.
     Refused(At, Received, SubmitError),
+    /// The same of a login whose session was taken over, with its channel.
+    RefusedEarlier(Owner, Received),
     /// The opening of a session was refused, by tag.
     OpenRefused(u64, SubmitError),
     /// A login of this epoch has taken over the session.
