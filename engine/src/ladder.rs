@@ -204,7 +204,7 @@ impl Ladder {
     fn grow_to(&mut self, range: Range<Ticks>, wider: Window) {
         let old = mem::replace(&mut self.window, wider);
         let base = mem::replace(&mut self.base, range.start.0);
-        for from in successors(old.bits.up(0), |place| old.bits.up(place + 1)) {
+        for from in old.places() {
             let price = Ticks(base + from as i64);
             if let Some(place) = self.place(price) {
                 self.window.put(place, old.levels[from]);
@@ -250,10 +250,7 @@ impl Ladder {
             true => COPIES_PER_LEVEL,
             false => 1,
         };
-        let inside = successors(self.window.bits.up(0), |place| {
-            self.window.bits.up(place + 1)
-        });
-        near + inside.take(bound * copies).count() / copies
+        near + self.window.places().take(bound * copies).count() / copies
     }
 
     /// Counts an order that rests outside the window. Once the credits suffice, grows the window if

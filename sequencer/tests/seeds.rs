@@ -350,6 +350,19 @@ fn late_cancel() -> Arc<MemoryStorage> {
     storage
 }
 
+fn frame(payload: Vec<u8>) -> Frame {
+    Frame {
+        kind: FrameKind::Command,
+        unit_end: true,
+        sequence: 1,
+        time_ns: 1,
+        durable: 0,
+        crc: 0,
+        prev: 0,
+        payload,
+    }
+}
+
 // rows: R174
 #[tokio::test]
 async fn r174_a_payload_of_each_kind_is_read_by_this_version_of_the_format() {
@@ -367,16 +380,7 @@ async fn r174_a_payload_of_each_kind_is_read_by_this_version_of_the_format() {
         let name = seed.file_name().unwrap_or_default().to_string_lossy();
         // The folder may also have inputs that a fuzzer has found.
         if let Some((kind, _)) = name.split_once('-') {
-            let frame = Frame {
-                kind: FrameKind::Command,
-                unit_end: true,
-                sequence: 1,
-                time_ns: 1,
-                durable: 0,
-                crc: 0,
-                prev: 0,
-                payload: bytes.clone(),
-            };
+            let frame = frame(bytes);
             let shown = match kind {
                 "command" => {
                     decode_command(&frame).map(|found| format!("command {:?}", found.command))
@@ -402,17 +406,9 @@ fn an_expiry_of_an_earlier_version_cancels_all_that_are_due() {
     // The kind, then every instrument.
     payload[12] = 15;
     payload[16..].fill(0xff);
-    let frame = Frame {
-        kind: FrameKind::Command,
-        unit_end: true,
-        sequence: 1,
-        time_ns: 1,
-        durable: 0,
-        crc: 0,
-        prev: 0,
-        payload: payload.to_vec(),
-    };
-    let found = decode_command(&frame).expect("a command").command;
+    let found = decode_command(&frame(payload.to_vec()))
+        .expect("a command")
+        .command;
     let expected = types::command::ExpireOrders {
         instrument: InstrumentIx::NONE,
         orders_max: 0,

@@ -11,6 +11,18 @@ const LATER: u64 = 3_000;
 /// More records than these tests journal before.
 const EARLIER_MAX: u64 = 200;
 
+/// Sends requests in session `a` of a user and reads their refusals. The connection then ends.
+async fn refused_requests(world: &World, user: &str, count: u64) {
+    let mut raw = Raw::connect(world).await;
+    raw.login(0, raw_login(user, "a", 0)).await;
+    for seq in 1..=count {
+        raw.send(0, seq, unknown()).await;
+    }
+    for _ in 1..=count {
+        raw.until(is_answer).await;
+    }
+}
+
 /// A world in which ann has sent requests with these client sequences, followed by [`LATER`]
 /// requests of bob. A restart has emptied the windows.
 async fn world_of(folder: &std::path::Path, of_ann: &[u64]) -> World {
@@ -21,14 +33,7 @@ async fn world_of(folder: &std::path::Path, of_ann: &[u64]) -> World {
         ann.send(0, *seq, unknown()).await;
         ann.until(is_answer).await;
     }
-    let mut bob = Raw::connect(&world).await;
-    bob.login(0, raw_login("bob", "a", 0)).await;
-    for seq in 1..=LATER {
-        bob.send(0, seq, unknown()).await;
-    }
-    for _ in 1..=LATER {
-        bob.until(is_answer).await;
-    }
+    refused_requests(&world, "bob", LATER).await;
     world.restart(Settings::unthrottled()).await
 }
 
@@ -62,14 +67,7 @@ async fn r343_a_resume_of_a_session_that_trades_takes_one_look_up() {
     let mut settings = Settings::unthrottled();
     settings.gateway.window_messages_max = 1_024;
     let world = members(folder.path(), settings).await;
-    let mut first = Raw::connect(&world).await;
-    first.login(0, raw_login("ann", "a", 0)).await;
-    for seq in 1..=MESSAGES {
-        first.send(0, seq, unknown()).await;
-    }
-    for _ in 1..=MESSAGES {
-        first.until(is_answer).await;
-    }
+    refused_requests(&world, "ann", MESSAGES).await;
     let mut again = Raw::connect(&world).await;
     again.login(0, raw_login("ann", "a", 0)).await;
     for seq in MESSAGES + 1..=MESSAGES + MEANWHILE {
