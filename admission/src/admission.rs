@@ -142,10 +142,10 @@ impl Admission {
     }
 
     /// Admits a request above a rate of its session or user only if it reduces risk: a cancel of an
-    /// own open order, or a mass cancel of all orders of the session or the user if there are any
+    /// own open order, or a mass cancel of a session, user or group with open orders
     /// (`design.md` 5). The number of own open orders thus limits such requests, except with engine
     /// threads: an order counts as open until its engine has reported its end, and further cancels
-    /// of it pass until then.
+    /// of it pass until then. The caller refuses a mass cancel whose filter selects no order.
     ///
     /// # Errors
     /// `AlreadySeen` or `DuplicateRequest` for a request seen before. `over` for any other, whose
@@ -163,13 +163,12 @@ impl Admission {
         let open_orders = |scope: &MassScope| match scope {
             MassScope::Session(session) => self.session(*session).map_or(0, |row| row.open_orders),
             MassScope::User(user) => self.user(*user).map_or(0, |row| row.open_orders),
-            MassScope::Group(_) | MassScope::All => 0,
+            MassScope::Group(_) => self.user(request.member()).map_or(0, |row| row.open_orders),
+            MassScope::All => 0,
         };
         let reduces = match request {
             Request::Cancel(_) => true,
-            Request::MassCancel(r) => {
-                r.instrument.is_none() && r.side.is_none() && open_orders(&r.scope) > 0
-            }
+            Request::MassCancel(r) => open_orders(&r.scope) > 0,
             _ => false,
         };
         match reduces && self.admit_into(request, now_ns, place).is_ok() {

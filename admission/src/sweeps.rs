@@ -73,6 +73,8 @@ impl Sweep {
 struct SliceScan {
     through: SweepPosition,
     inspected: u64,
+    /// Visited sessions without an open order.
+    empty_sessions: u64,
 }
 
 impl Admission {
@@ -87,13 +89,15 @@ impl Admission {
     }
 
     /// As [`Admission::list`] for a command that has no sequence yet. Shortens the command to one
-    /// slice. Returns the number of orders inspected and not selected.
+    /// slice. Returns what was inspected in vain: the number of orders that were not selected and
+    /// of sessions without an open order.
     pub fn slice(&self, command: &mut Command, bound: SliceBound, listed: &mut Vec<Listed>) -> u64 {
         listed.clear();
         let Some(filter) = self.filter(command) else {
             return 0;
         };
-        let SliceScan { through, inspected } = self.scan_slice(&filter, bound, listed);
+        let scan = self.scan_slice(&filter, bound, listed);
+        let through = scan.through;
         match command {
             Command::MassCancel(c) => {
                 c.through = through;
@@ -106,7 +110,7 @@ impl Admission {
             Command::CancelSlice(c) => c.through = through,
             _ => {}
         }
-        inspected - listed.len() as u64
+        scan.inspected - listed.len() as u64 + scan.empty_sessions
     }
 
     /// Owner of the orders, and first command, of the sweep whose slice is next. Members alternate:
@@ -357,6 +361,7 @@ impl Admission {
         let mut scan = SliceScan {
             through: SweepPosition::END,
             inspected: 0,
+            empty_sessions: 0,
         };
         // Without an open order no session is visited.
         if self.open_orders(filter) == 0 {
@@ -376,6 +381,7 @@ impl Admission {
         'scan: for session in lists.skip_while(|session| *session < filter.after.session) {
             let is_first = session == filter.after.session;
             let from = filter.cursor.filter(|_| is_first);
+            let inspected_before = scan.inspected;
             for slot in self.order_lists.after(user, session, from) {
                 let order = self.tables.slots[slot as usize].order.as_ref();
                 let order = order.expect("a list has open orders");
@@ -403,6 +409,8 @@ impl Admission {
                     handle: order.handle,
                 });
             }
+            let is_empty = !session.is_none() && scan.inspected == inspected_before;
+            scan.empty_sessions += u64::from(is_empty);
         }
         listed.sort_unstable();
         scan

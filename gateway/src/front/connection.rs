@@ -559,6 +559,7 @@ impl State {
             session.is_setting_hold = false;
             return Some(RejectReason::NotReady);
         }
+        self.sessions.charge_hold_change(at, self.monotonic_ns);
         None
     }
 

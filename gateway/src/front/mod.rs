@@ -610,6 +610,7 @@ impl Front {
         session.is_checking_limit = false;
         session.is_setting_hold = false;
         session.is_fetching = false;
+        session.fetch_through = u64::MAX;
         session.listing = None;
         session.range = None;
         session.sent = match admitted.from_now {

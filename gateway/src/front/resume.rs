@@ -42,8 +42,7 @@ impl State {
             login: session.login(),
             ix: session.ix,
             after: session.sent,
-            // Half of the window too: it moves on while the journal is read.
-            through: session.window.first() - 1 + session.window.len() as u64 / 2,
+            through: session.next_fetch_through(),
             is_retransmit: false,
         };
         let is_fetching = self.look_up(at, front_request);

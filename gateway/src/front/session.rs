@@ -72,6 +72,9 @@ pub struct Parked {
 /// Further requests are refused as `BUSY`.
 pub const PARKED_MAX: usize = 64;
 
+/// Messages to other sessions of a user that cost about as much as one of its requests.
+const REPORTS_PER_MESSAGE: u64 = 8;
+
 pub struct Session {
     pub ix: SessionIx,
     pub user: UserIx,
@@ -111,6 +114,9 @@ pub struct Session {
     pub is_setting_hold: bool,
     /// A read of messages before the window was requested for the resume.
     pub is_fetching: bool,
+    /// Number through which the login's resume has last read the journal; `u64::MAX` without end,
+    /// or not yet.
+    pub fetch_through: u64,
     /// Messages that were read and not sent yet, starting with number `sent + 1`. Until they are
     /// sent, their look-up counts as in progress.
     pub fetched: VecDeque<Bytes>,
@@ -136,6 +142,17 @@ pub struct Session {
 pub struct BadField;
 
 impl Session {
+    /// Number through which the resume reads the journal next.
+    pub fn next_fetch_through(&mut self) -> u64 {
+        self.fetch_through = match self.sent < self.fetch_through {
+            // Half of the window too: it moves on while the journal is read.
+            true => self.window.first() - 1 + self.window.len() as u64 / 2,
+            // The window has moved past all that was read.
+            false => u64::MAX,
+        };
+        self.fetch_through
+    }
+
     pub fn login(&self) -> LoginRef {
         LoginRef::to(&self.login)
     }
@@ -384,6 +401,15 @@ impl Sessions {
         let of_group = self.groups.get(&user.group);
         let of_group = of_group.map_or(0, |rate| rate.wait_ns(now_ns, rates.group));
         of_session.max(of_user).max(of_group)
+    }
+
+    /// Charges the rates of the session and its user for the messages that a change of a trading
+    /// hold causes: one to each session of the user.
+    pub fn charge_hold_change(&mut self, at: At, now_ns: u64) {
+        let user = self.users.entry(self.rows[at].user).or_default();
+        let messages = user.sessions.len() as u64 / REPORTS_PER_MESSAGE;
+        user.rate.charge(now_ns, user.rates.user, messages);
+        self.charge(at, now_ns, messages);
     }
 
     /// Charges the session's rate `messages` additional messages for an expensive request.

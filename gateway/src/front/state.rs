@@ -498,6 +498,7 @@ fn new_session(opened: &Opened, admitted: &Admitted) -> Session {
         is_checking_limit: false,
         is_setting_hold: false,
         is_fetching: false,
+        fetch_through: u64::MAX,
         fetched: VecDeque::new(),
         is_resuming: false,
         listing: None,
@@ -607,6 +608,46 @@ mod tests {
         sessions.on_opened(&later, || unreachable!("it is known"));
         assert_eq!(pass(&mut sessions), 9, "in no group, without limits");
         assert_eq!(sessions.wait_ns(at, 0), 0);
+    }
+
+    /// A change of a trading hold is reported to each session of its user.
+    // rows: R341
+    #[test]
+    fn r341_a_change_of_a_hold_counts_by_the_sessions_of_its_user() {
+        const SESSIONS: u32 = 80;
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let rates = admission::Rates {
+            session: 0,
+            user: 100,
+            group: 0,
+        };
+        for ix in 0..SESSIONS {
+            let opened = Opened {
+                rates,
+                ..opened(SessionIx(ix))
+            };
+            sessions.on_opened(&opened, || new_session(&opened, &admitted()));
+        }
+        sessions.charge_hold_change(0, 0);
+        let passed = (0..100).filter(|_| sessions.is_in_rate(1, 0)).count();
+        assert_eq!(passed, 90);
+    }
+
+    /// A resume reads no more of the journal than it lacks, and more once the window has moved past
+    /// all that was read.
+    // rows: R343
+    #[test]
+    fn r343_a_resume_that_the_window_has_overtaken_reads_without_end() {
+        let mut sessions = Sessions::new(0, usize::MAX);
+        let opened = opened(SessionIx(0));
+        let at = sessions.on_opened(&opened, || new_session(&opened, &admitted()));
+        keep(&mut sessions, at, 100);
+        let session = sessions.row(at);
+        assert_eq!(session.next_fetch_through(), 50);
+        session.sent = 49;
+        assert_eq!(session.next_fetch_through(), 50, "a read that ended early");
+        session.sent = 50;
+        assert_eq!(session.next_fetch_through(), u64::MAX);
     }
 
     fn refusal() -> wire::ServerMessage {

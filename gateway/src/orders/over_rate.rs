@@ -27,8 +27,7 @@ pub async fn check_cancel(
     check(market, over, is_open).await
 }
 
-/// Passes a mass cancel of all users, or an unfiltered one of a user with open orders. The trading
-/// port has the same rule.
+/// Passes a mass cancel of all users, or an unfiltered one of a user with open orders.
 pub async fn check_mass_cancel(
     market: &Market,
     over: Option<OverRate>,

@@ -2,11 +2,11 @@
 //!
 //! Other members' requests run between two slices.
 
-use admission::{Request, SliceBound};
+use admission::{Reject, Request, SliceBound};
 use types::command::{CancelSlice, Listed, SweepPosition};
 use types::{Command, Envelope, EventEnvelope, Sequence, UserIx};
 
-use super::{Hot, Source};
+use super::{Hot, Source, not_admitted};
 use crate::engine_ring::EngineRing;
 use crate::in_flight::ReplyTo;
 use crate::port::{Reply, SubmitError};
@@ -38,19 +38,20 @@ pub(super) struct Sweeping {
 impl Hot {
     /// Lists the orders that the command being admitted ends, at most one slice of them.
     ///
-    /// `filtered` is the user of a mass cancel that may leave some of the owner's orders. Returns
-    /// the user to charge for orders inspected in vain, and their number.
+    /// `filtered` is the user of a mass cancel that may leave some of the owner's orders. `useless`
+    /// is why the command must end an order at once. Returns the user to charge for what was
+    /// inspected in vain, and its number.
     ///
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
-    /// `BUSY`: too many mass cancels of the user, or of all members, are in progress, or with
-    /// `is_useful_only` this one ends no order at once.
+    /// `BUSY`: too many mass cancels of the user, or of all members, are in progress. `useless`:
+    /// this one ends no order at once.
     #[cold]
     pub(super) fn list(
         &mut self,
         filtered: Option<UserIx>,
         now_ns: u64,
-        is_useful_only: bool,
+        useless: Option<Reject>,
     ) -> Result<(UserIx, u64), SubmitError> {
         let refused = filtered.and_then(|user| self.scan_limiter.refuses(user, now_ns));
         if let Some(reject) = refused {
@@ -76,11 +77,13 @@ impl Hot {
         // With a filter the orders that are left may all be of others.
         let may_end_later = filtered.is_none()
             && matches!(command, Command::MassCancel(c) if c.through != SweepPosition::END);
-        if is_useful_only && self.listed.is_empty() && !may_end_later {
-            self.scan_limiter.charge(user, now_ns, left);
-            return Err(SubmitError::Busy);
+        match useless {
+            Some(reject) if self.listed.is_empty() && !may_end_later => {
+                self.scan_limiter.charge(user, now_ns, left);
+                Err(not_admitted(reject))
+            }
+            _ => Ok((user, left)),
         }
-        Ok((user, left))
     }
 
     /// Issues the next slice of a command in progress, one per iteration; true when there was one.

@@ -561,8 +561,12 @@ impl Hot {
             let inspected = match route {
                 Route::Listed => {
                     let filtered = filtered_mass_cancel(request);
-                    let is_useful_only = matches!(room, JournalRoom::Sweeps);
-                    self.list(filtered, clock_ns, is_useful_only)?
+                    // The limits whose excess a mass cancel that ends no order is refused with.
+                    let useless = match room {
+                        JournalRoom::Sweeps => Some(RejectReason::Busy.into()),
+                        _ => over.filter(|_| filtered.is_some()),
+                    };
+                    self.list(filtered, clock_ns, useless)?
                 }
                 _ => (UserIx::NONE, 0),
             };
