@@ -145,7 +145,8 @@ impl Admission {
     /// own open order, or a mass cancel of a session, user or group with open orders
     /// (`design.md` 5). The number of own open orders thus limits such requests, except with engine
     /// threads: an order counts as open until its engine has reported its end, and further cancels
-    /// of it pass until then. The caller refuses a mass cancel whose filter selects no order.
+    /// of it pass until then. The caller refuses a filtered mass cancel whose first slice
+    /// ends no order.
     ///
     /// # Errors
     /// `AlreadySeen` or `DuplicateRequest` for a request seen before. `over` for any other, whose

@@ -12,9 +12,8 @@
 //! carries one bidirectional stream, which the client opens. This room does not interpret the
 //! stream's bytes.
 //!
-//! Allocations in the steady state: quinn-proto's own, and one per received buffer, which holds a
-//! datagram or a GRO batch. quinn-proto keeps parts of the buffer's copy. Datagrams that the
-//! kernel's full buffer does not accept are copied.
+//! Allocations in the steady state: quinn-proto's own, and one per received datagram, parts of
+//! which quinn-proto keeps. Datagrams that the kernel's full buffer does not accept are copied.
 
 mod endpoint;
 mod link;

@@ -114,8 +114,8 @@ impl Socket {
             }
             let meta = &self.metas[self.current];
             let end = self.rest.end.min(self.rest.start + meta.stride);
-            // Each datagram has an allocation of its own. quinn-proto keeps the part of a stream
-            // that follows a gap, and bounds its memory by the sizes of single datagrams.
+            // Each datagram has an allocation of its own: quinn-proto keeps the part of a stream
+            // that follows a gap, and bounds it by the sizes and number of single packets.
             let data = BytesMut::from(&self.buffers[self.rest.start..end]);
             self.rest.start = end;
             let from = Origin {

@@ -537,8 +537,8 @@ impl State {
         Ok(())
     }
 
-    /// Requests a change of a trading hold, one at a time per session. It counts as a message in
-    /// the session's rate. Returns the reason of a refusal.
+    /// Requests a change of a trading hold, one at a time per session. It counts as a message and
+    /// by the user's sessions. Returns the reason of a refusal.
     fn request_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
             self.stats.throttled.increment(1);

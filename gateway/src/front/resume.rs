@@ -37,16 +37,20 @@ impl State {
     /// Requests the messages before the session's window. False when the session has to wait.
     fn fetch(&mut self, at: At) -> bool {
         let session = self.sessions.row(at);
+        let through = session.next_fetch_through();
         let front_request = FrontRequest::Messages {
             session: (at, session.epoch),
             login: session.login(),
             ix: session.ix,
             after: session.sent,
-            through: session.next_fetch_through(),
+            through,
             is_retransmit: false,
         };
         let is_fetching = self.look_up(at, front_request);
-        self.sessions.row(at).is_fetching = is_fetching;
+        if is_fetching {
+            let session = self.sessions.row(at);
+            (session.is_fetching, session.fetch_through) = (true, through);
+        }
         is_fetching
     }
 }
@@ -123,6 +127,7 @@ impl Front {
             let messages = numbers.map(|number| session.window.get(pool, number));
             send_pulled(link, now, owner.channel, messages);
             session.sent = through;
+            session.fetch_through = u64::MAX;
         }
         session.is_following = session.sent == session.released;
         let is_over = session.is_following;

@@ -115,7 +115,7 @@ pub struct Session {
     /// A read of messages before the window was requested for the resume.
     pub is_fetching: bool,
     /// Number through which the login's resume has last read the journal; `u64::MAX` without end,
-    /// or not yet.
+    /// or not since the login or a message sent from the window.
     pub fetch_through: u64,
     /// Messages that were read and not sent yet, starting with number `sent + 1`. Until they are
     /// sent, their look-up counts as in progress.
@@ -143,14 +143,13 @@ pub struct BadField;
 
 impl Session {
     /// Number through which the resume reads the journal next.
-    pub fn next_fetch_through(&mut self) -> u64 {
-        self.fetch_through = match self.sent < self.fetch_through {
+    pub fn next_fetch_through(&self) -> u64 {
+        match self.sent < self.fetch_through {
             // Half of the window too: it moves on while the journal is read.
             true => self.window.first() - 1 + self.window.len() as u64 / 2,
             // The window has moved past all that was read.
             false => u64::MAX,
-        };
-        self.fetch_through
+        }
     }
 
     pub fn login(&self) -> LoginRef {

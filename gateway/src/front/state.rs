@@ -644,7 +644,7 @@ mod tests {
         keep(&mut sessions, at, 100);
         let session = sessions.row(at);
         assert_eq!(session.next_fetch_through(), 50);
-        session.sent = 49;
+        (session.fetch_through, session.sent) = (50, 49);
         assert_eq!(session.next_fetch_through(), 50, "a read that ended early");
         session.sent = 50;
         assert_eq!(session.next_fetch_through(), u64::MAX);

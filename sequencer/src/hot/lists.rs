@@ -39,8 +39,8 @@ impl Hot {
     /// Lists the orders that the command being admitted ends, at most one slice of them.
     ///
     /// `filtered` is the user of a mass cancel that may leave some of the owner's orders. `useless`
-    /// is why the command must end an order at once. Returns the user to charge for what was
-    /// inspected in vain, and its number.
+    /// is why the command must end an order at once. What is inspected in vain is charged even if
+    /// the command does not run.
     ///
     /// # Errors
     /// `THROTTLE`, with the wait in microseconds: the user has inspected too many orders in vain.
@@ -52,7 +52,7 @@ impl Hot {
         filtered: Option<UserIx>,
         now_ns: u64,
         useless: Option<Reject>,
-    ) -> Result<(UserIx, u64), SubmitError> {
+    ) -> Result<(), SubmitError> {
         let refused = filtered.and_then(|user| self.scan_limiter.refuses(user, now_ns));
         if let Some(reject) = refused {
             return Err(SubmitError::Refused(reject));
@@ -77,12 +77,10 @@ impl Hot {
         // With a filter the orders that are left may all be of others.
         let may_end_later = filtered.is_none()
             && matches!(command, Command::MassCancel(c) if c.through != SweepPosition::END);
+        self.scan_limiter.charge(user, now_ns, left);
         match useless {
-            Some(reject) if self.listed.is_empty() && !may_end_later => {
-                self.scan_limiter.charge(user, now_ns, left);
-                Err(not_admitted(reject))
-            }
-            _ => Ok((user, left)),
+            Some(reject) if self.listed.is_empty() && !may_end_later => Err(not_admitted(reject)),
+            _ => Ok(()),
         }
     }
 

@@ -558,21 +558,12 @@ impl Hot {
             place.received_ns = asked.received_ns(now_ns);
             let dispatch = Dispatch::of(&place.command);
             let route = dispatch.route;
-            let inspected = match route {
-                Route::Listed => {
-                    let filtered = filtered_mass_cancel(request);
-                    // The limits whose excess a mass cancel that ends no order is refused with.
-                    let useless = match room {
-                        JournalRoom::Sweeps => Some(RejectReason::Busy.into()),
-                        _ => over.filter(|_| filtered.is_some()),
-                    };
-                    self.list(filtered, clock_ns, useless)?
-                }
-                _ => (UserIx::NONE, 0),
-            };
+            if let Route::Listed = route {
+                let filtered = filtered_mass_cancel(request);
+                let useless = room.useless(over.filter(|_| filtered.is_some()));
+                self.list(filtered, clock_ns, useless)?;
+            }
             if self.is_fused || self.has_room(route, outline.is_order) {
-                let (user, left) = inspected;
-                self.scan_limiter.charge(user, clock_ns, left);
                 if outline.is_fok && !self.is_fused {
                     self.reserve_visits(&dispatch);
                 }
@@ -656,6 +647,15 @@ impl JournalRoom {
     #[inline]
     fn over(self) -> Option<Reject> {
         matches!(self, Self::Reductions).then(|| RejectReason::Busy.into())
+    }
+
+    /// Why a mass cancel that ends no order at once is refused, if so. `over`: the limit that it
+    /// exceeds.
+    fn useless(self, over: Option<Reject>) -> Option<Reject> {
+        match self {
+            Self::Sweeps => Some(RejectReason::Busy.into()),
+            _ => over,
+        }
     }
 }
 
