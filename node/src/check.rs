@@ -296,6 +296,12 @@ async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
         }
     }
     finals.close().await.context("ledger")?;
+    let of_trades = records.check_trades().await.context("cfa")?;
+    let of_trades = of_trades.into_iter().map(|(name, id)| match &*name {
+        "batch" => format!("batch {id}: another number of trades is final"),
+        _ => format!("trade {id}: final in no batch"),
+    });
+    part.findings.extend(of_trades);
     records.close().await.context("cfa")?;
     Ok(part)
 }
@@ -356,6 +362,8 @@ async fn unknown_transactions(
 enum Difference {
     /// No submission has its transaction.
     UnknownTransaction(String),
+    /// A trade that the CFA service does not have.
+    NoTrade,
     NotFinal,
     /// Of the CFA service, and of the ledger.
     Transaction(String, String),
@@ -376,6 +384,7 @@ impl fmt::Display for Difference {
             Self::UnknownTransaction(hash) => {
                 write!(f, "transaction {hash} was never submitted to the chain")
             }
+            Self::NoTrade => write!(f, "no trade at the CFA service"),
             Self::NotFinal => write!(f, "final in the ledger, not final at the CFA service"),
             Self::Transaction(cfa, ledger) => {
                 write!(
@@ -409,6 +418,10 @@ fn fault(
     unknown: &[String],
 ) -> Option<Difference> {
     let Some(record) = record else {
+        use OperationType::{Fee, TradeBuy, TradeSell};
+        if matches!(one.kind, Some(TradeBuy | TradeSell | Fee)) {
+            return Some(Difference::NoTrade);
+        }
         let is_unknown = unknown.contains(&one.tx_hash);
         return is_unknown.then(|| Difference::UnknownTransaction(one.tx_hash.clone()));
     };
@@ -587,9 +600,15 @@ mod tests {
             let text = found(change).unwrap_or_default();
             assert!(text.contains(part), "{part}: {text}");
         }
+        let no_trade = fault(&operation(), None, &[]).map(|fault| fault.to_string());
+        assert_eq!(no_trade.as_deref(), Some("no trade at the CFA service"));
+        let funding = FinalOperation {
+            kind: Some(OperationType::Redemption),
+            ..operation()
+        };
         let unknown = ["0xab".to_owned()];
-        assert!(fault(&operation(), None, &unknown).is_some());
-        assert!(fault(&operation(), None, &[]).is_none());
+        assert!(fault(&funding, None, &unknown).is_some());
+        assert!(fault(&funding, None, &[]).is_none());
     }
 
     // rows: R350 R215

@@ -117,10 +117,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetIssueDecision", EVERYONE),
             ("UpdateInstrument", ISSUE),
             ("IssueCfaRub", MONEY),
-            (
-                "RedeemCfaRub",
-                &[Investor, Trader, Issuer, Operator, Treasury, Service],
-            ),
+            ("RedeemCfaRub", &[Investor, Trader, Issuer]),
             ("Subscribe", &[Investor, Trader, Issuer]),
             ("CancelSubscription", &[Investor, Trader, Issuer, Operator]),
             ("ListSubscriptions", EVERYONE),
@@ -351,6 +348,18 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/ForceTransfer",
         When::Always,
         &[Operator, Compliance],
+    ),
+    // Without a payment, unless the issuer calls.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
+        When::Partly,
+        &[Operator],
+    ),
+    // A buyback with the issuer's money, unless the issuer calls.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/RedeemInvestmentCfa",
+        When::Partly,
+        &[Operator],
     ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(

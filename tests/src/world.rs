@@ -235,12 +235,20 @@ impl Platform {
         self.approved("cfa.ActivateInstrument", activate).await;
     }
 
+    /// Token of the issuer of an issue.
+    pub async fn issuer_of(&self, instrument: &str) -> String {
+        let request = json!({ "instrumentId": instrument });
+        let found = self.ok(AUDITOR, "cfa.GetInstrument", request).await;
+        format!("sandbox.issuer.{}", text(&found, "/instrument/issuerId"))
+    }
+
     /// Issues units to an investor without a payment; waits until they are available.
     pub async fn issue(&self, instrument: &str, investor: &User, units: &str) -> Value {
         let before = self.balance(&investor.units(instrument)).await;
         let request = json!({ "instrumentId": instrument, "investorId": investor.id, "bookbuildingId": "placement",
             "amount": amount(instrument, units) });
-        let answer = self.ok(OPERATOR, "cfa.IssueInvestmentCfa", request).await;
+        let issuer = self.issuer_of(instrument).await;
+        let answer = self.ok(&issuer, "cfa.IssueInvestmentCfa", request).await;
         let due = before.checked_add(number(&json!(units))).expect("a sum");
         self.balance_is(&investor.units(instrument), &due.to_string())
             .await;

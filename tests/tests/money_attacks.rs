@@ -31,13 +31,6 @@ fn needs_approval(refusal: &Refusal) {
     );
 }
 
-/// Token of the issuer of an issue.
-async fn issuer_of(platform: &Platform, bond: &str) -> String {
-    let request = json!({ "instrumentId": bond });
-    let found = platform.ok(AUDITOR, "cfa.GetInstrument", request).await;
-    format!("sandbox.issuer.{}", text(&found, "/instrument/issuerId"))
-}
-
 /// Number of transfers that the platform has ordered at the bank for an account.
 async fn transfers_to(platform: &Platform, user: &User) -> usize {
     let all = platform.all(AUDITOR, "sandbox.ListTransfers", "transfers", json!({}));
@@ -52,7 +45,7 @@ fn an_issuer_takes_no_money_without_the_investors_subscription() {
     run(async {
         let platform = platform().await;
         let (user, bond) = (platform.rich("1000.00").await, platform.bond().await);
-        let issuer = issuer_of(platform, &bond).await;
+        let issuer = platform.issuer_of(&bond).await;
         let sale = json!({
             "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
             "amount": amount(&bond, "1"), "payment": amount("CFA-RUB", "1000.00"),
@@ -79,6 +72,23 @@ fn an_issuer_takes_no_money_without_the_investors_subscription() {
             );
         }
         platform.balance_is(&user.cash(), "1000.00").await;
+
+        // Units for nothing: the issuer's own call, or that of two persons.
+        let mint = json!({
+            "instrumentId": bond, "investorId": user.id, "amount": amount(&bond, "1"),
+            "bookbuildingId": "placement",
+        });
+        for token in [OPERATOR, &staff("anna")] {
+            needs_approval(&platform.refused(token, ISSUE, mint.clone()).await);
+        }
+        platform.approved(ISSUE, mint).await;
+        platform.balance_is(&user.units(&bond), "1").await;
+        // No call ends an issue before its maturity, for which there is no way back.
+        let end = json!({ "instrumentId": bond, "status": "INSTRUMENT_STATUS_MATURED" });
+        for token in [&*issuer, OPERATOR, SERVICE] {
+            let refused = platform.refused(token, "cfa.UpdateInstrument", end.clone());
+            assert_eq!(refused.await.reason, "OPERATION_STATE");
+        }
     });
 }
 
@@ -89,14 +99,15 @@ fn an_issuer_burns_no_units_without_the_holders_offer() {
         let platform = platform().await;
         let (user, bond) = (platform.trader().await, platform.bond().await);
         platform.issue(&bond, &user, "5").await;
-        let issuer = issuer_of(platform, &bond).await;
+        let issuer = platform.issuer_of(&bond).await;
         let burn = json!({
             "instrumentId": bond, "holderId": user.id, "amount": amount(&bond, "5"),
             "redemptionId": uuid::Uuid::now_v7().to_string(),
             "reason": "REDEMPTION_REASON_BUYBACK",
         });
         let buyback = "cfa.RedeemInvestmentCfa";
-        for token in [&*issuer, OPERATOR, SERVICE] {
+        needs_approval(&platform.refused(OPERATOR, buyback, burn.clone()).await);
+        for token in [&*issuer, SERVICE] {
             platform.refused(token, buyback, burn.clone()).await.is(
                 400,
                 "failed_precondition",
@@ -285,10 +296,11 @@ fn redemptions_at_once_stay_within_the_limit_of_the_day() {
         let platform = platform().await;
         let user = platform.rich("1000.00").await;
         platform.set_limit(&user, "WITHDRAWAL", "300.00").await;
+        let token = user.token();
         let calls = (0..10).map(|_| {
             let payout = uuid::Uuid::now_v7().to_string();
             let request = json!({ "userId": user.id, "payoutId": payout, "amount": rub("100.00") });
-            platform.ok(SERVICE, "cfa.RedeemCfaRub", request)
+            platform.ok(&token, "cfa.RedeemCfaRub", request)
         });
         let answers = futures::future::join_all(calls).await;
         for answer in &answers {
@@ -410,6 +422,15 @@ fn staff_moves_no_units_and_signs_no_transaction() {
         let token = other.token();
         let own = platform.refused(&token, "cfa.TransferCfa", transfer.clone());
         assert_eq!(own.await.reason, "FOREIGN_USER");
+        // A redemption sends the user's money to a bank: the user's own call.
+        let redeem = json!({ "userId": user.id, "payoutId": "p", "amount": rub("1.00") });
+        for token in [TREASURY, OPERATOR, COMPLIANCE, SUPERVISOR, SERVICE, &*anna] {
+            lacks_role(
+                &platform
+                    .refused(token, "cfa.RedeemCfaRub", redeem.clone())
+                    .await,
+            );
+        }
         // Not a service either: only the sender transfers without a trade.
         let refused = platform.refused(SERVICE, "cfa.TransferCfa", transfer).await;
         assert_eq!(refused.http, 403, "{refused:?}");
@@ -575,7 +596,11 @@ fn b9_nonsense_that_was_once_accepted_is_refused_under_its_field() {
         let mut all = nonsense_of_units(&user, &bond, &long);
         all.extend(nonsense_of_users(&user, &long));
         for (name, request, field) in all {
-            let refusal = platform.refused(SERVICE, name, request).await;
+            let token = match name {
+                "cfa.RedeemCfaRub" => user.token(),
+                _ => SERVICE.to_owned(),
+            };
+            let refusal = platform.refused(&token, name, request).await;
             let found = (name, refusal.fields.clone());
             assert_eq!(found, (name, vec![field.to_owned()]), "{refusal:?}");
             refusal.is_bad_field(field);

@@ -111,6 +111,7 @@ fn unknown_users_are_not_found() {
             profile: Value::Null,
         };
         let sender = stage.other.token();
+        let issuer = stage.platform.issuer_of(&stage.bond).await;
         for (token, name, request) in [
             (
                 OPERATOR,
@@ -123,12 +124,12 @@ fn unknown_users_are_not_found() {
                 json!({ "userId": "ghost", "paymentId": "p", "amount": rub("1.00") }),
             ),
             (
-                TREASURY,
+                "sandbox.investor.ghost",
                 "cfa.RedeemCfaRub",
                 json!({ "userId": "ghost", "payoutId": "p", "amount": rub("1.00") }),
             ),
             (
-                OPERATOR,
+                &issuer,
                 "cfa.IssueInvestmentCfa",
                 json!({
                     "instrumentId": stage.bond, "investorId": "ghost", "bookbuildingId": "b",
@@ -579,7 +580,7 @@ fn writes_without_an_idempotency_key_are_refused() {
                 json!({ "userId": stage.user.id, "paymentId": "p", "amount": rub("1.00") }),
             ),
             (
-                TREASURY,
+                trader.as_str(),
                 "cfa.RedeemCfaRub",
                 json!({ "userId": stage.user.id, "payoutId": "p", "amount": rub("1.00") }),
             ),

@@ -201,8 +201,8 @@ fn units_sold_transferred_and_bought_back_move_once_whatever_step_is_killed() {
             "redemptionId": uuid::Uuid::now_v7().to_string(),
             "reason": "REDEMPTION_REASON_BUYBACK",
         });
-        let name = "cfa.RedeemInvestmentCfa";
-        final_after(&mut platform, place, OPERATOR, name, buy).await;
+        let (name, issuer) = ("cfa.RedeemInvestmentCfa", platform.issuer_of(&bond).await);
+        final_after(&mut platform, place, &issuer, name, buy).await;
         platform.balance_is(&user.units(&bond), "1").await;
         platform.balance_is(&user.cash(), "3000.00").await;
         platform.proof().await;

@@ -387,6 +387,61 @@ fn r188_thirteen_tamperings_are_named() {
     });
 }
 
+/// Trades have no seals: the ledger and their batches have the same.
+#[test]
+fn r188_an_altered_deleted_or_added_trade_is_found() {
+    const TRADE: &str =
+        "(SELECT operation_id FROM operation WHERE flow = 6 AND status = 7 LIMIT 1)";
+    run(async {
+        let platform = stopped().await;
+        let store = Store::open(&platform.data_dir(), "cfa/cfa.sqlite");
+        let db = Connection::open(&store.path).expect("opens");
+        let columns = names(&db, "SELECT name FROM pragma_table_info('operation')");
+        db.close().expect("closed");
+        let own = ["operation_id", "external_ref", "idempotency_key"];
+        let copied = columns
+            .iter()
+            .map(|name| match own.contains(&name.as_str()) {
+                true => format!("{name} || '-2'"),
+                false => name.clone(),
+            });
+        let copied = copied.collect::<Vec<_>>().join(", ");
+        for (sql, part) in [
+            (
+                format!("DELETE FROM operation WHERE operation_id = {TRADE}"),
+                "no trade",
+            ),
+            (
+                format!("UPDATE operation SET status = 8 WHERE operation_id = {TRADE}"),
+                "no trade",
+            ),
+            (
+                format!("UPDATE operation SET external_ref = 'x' WHERE operation_id = {TRADE}"),
+                "no trade",
+            ),
+            (
+                format!(
+                    "INSERT INTO operation SELECT {copied} FROM operation WHERE operation_id = {TRADE}"
+                ),
+                "another number of trades",
+            ),
+            (
+                format!("UPDATE operation SET batch_id = NULL WHERE operation_id = {TRADE}"),
+                "final in no batch",
+            ),
+        ] {
+            assert_eq!(store.execute(&sql), 1, "{sql}");
+            let found = named(&check(&platform).await.json());
+            assert!(
+                found.iter().any(|text| text.contains(part)),
+                "{sql}: {found:?}"
+            );
+            store.restore();
+        }
+        check(&platform).await.success();
+    });
+}
+
 /// As an altered transfer of a holder to itself, which has the only row of its block: the tables of
 /// the registry agree, and only the chain has the block's time.
 #[test]

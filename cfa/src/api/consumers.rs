@@ -132,6 +132,11 @@ async fn handle(service: &Service, event: &Event) -> HandlerResult {
             let message: payments::PayoutFailedEvent = decode(event)?;
             on_payout_ended(service, event, &message.payout_id).await
         }
+        "TradeBusted" => {
+            let message: market::TradeBustedEvent = decode(event)?;
+            let ended = service.on_trade_busted(&message.trade_id).await;
+            ended.map_err(to_failure)
+        }
         "UserCreated" => {
             let message: identity::UserCreatedEvent = decode(event)?;
             let user = message.user_id.as_str();

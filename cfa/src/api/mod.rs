@@ -439,18 +439,19 @@ impl Api {
         Ok((convert::redemption(redemption, payments), pagination))
     }
 
-    /// Fails unless the caller acts for the issuer of the instrument.
+    /// Fails unless the caller acts for the issuer of the instrument, whose id is returned.
     async fn require_issuer(
         &self,
         caller: &rpc::Caller,
         instrument_id: &str,
-    ) -> Result<(), Status> {
+    ) -> Result<String, Status> {
         let instrument = self
             .service
             .require_instrument(instrument_id)
             .await
             .map_err(to_status)?;
-        caller.require_user(&instrument.issuer_id)
+        caller.require_user(&instrument.issuer_id)?;
+        Ok(instrument.issuer_id)
     }
 
     /// Stores an offer of the caller. Returns it with the decimals of its units, and whether the
@@ -861,7 +862,7 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
-        self.require_issuer(&caller, &message.instrument_id).await?;
+        let issuer_id = self.require_issuer(&caller, &message.instrument_id).await?;
         let new = IssueInvestment {
             investor_id: convert::user_id("investor_id", message.investor_id).map_err(to_status)?,
             amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
@@ -871,6 +872,10 @@ impl CfaRegistryService for Api {
             instrument_id: message.instrument_id,
             bookbuilding_id: message.bookbuilding_id,
         };
+        // Without a payment this is a mint by hand.
+        if new.payment_minor == 0 && caller.require_self(&issuer_id).is_err() {
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/IssueInvestmentCfa")?;
+        }
         let result = self
             .service
             .issue_investment(&context, new)
@@ -891,7 +896,7 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         let context = write_context(&caller, message.context)?;
-        self.require_issuer(&caller, &message.instrument_id).await?;
+        let issuer_id = self.require_issuer(&caller, &message.instrument_id).await?;
         let new = RedeemInvestment {
             holder_id: convert::user_id("holder_id", message.holder_id).map_err(to_status)?,
             amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
@@ -901,6 +906,11 @@ impl CfaRegistryService for Api {
                 .map_err(to_status)?,
             instrument_id: message.instrument_id,
         };
+        // A buyback spends the issuer's money; a matured issue is paid by its terms.
+        let is_buyback = new.reason == RedemptionReason::Buyback;
+        if is_buyback && caller.require_self(&issuer_id).is_err() {
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/RedeemInvestmentCfa")?;
+        }
         let result = self
             .service
             .redeem_investment(&context, new)

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::model::{
     ActStatus, CFA_RUB, CFA_RUB_DECIMALS, EnforcementAct, Instrument, IssueRedemption, Operation,
+    Status,
 };
 use crate::placement::Placement;
 use chain::Address;
@@ -495,8 +496,21 @@ pub fn audit(
     )
 }
 
-/// Audit record of an operation's state change.
-pub fn audit_operation(operation: &Operation, action: &str, before: &str) -> Event {
+/// Audit record of a call that stores an operation, by its caller (`design.md` 10).
+pub fn audit_request(operation: &Operation, action: &str, caller: &str) -> Event {
+    let before = match operation.status {
+        Status::Rejected => Status::Created.as_str(),
+        _ => "",
+    };
+    audit_operation(operation, action, before, caller)
+}
+
+/// Audit record of an operation's end, which the service causes.
+pub fn audit_end(operation: &Operation, action: &str, before: &str) -> Event {
+    audit_operation(operation, action, before, SOURCE)
+}
+
+fn audit_operation(operation: &Operation, action: &str, before: &str, actor: &str) -> Event {
     let reason = operation
         .rejection
         .as_ref()
@@ -505,7 +519,7 @@ pub fn audit_operation(operation: &Operation, action: &str, before: &str) -> Eve
     audit(
         action,
         &operation.operation_id,
-        &operation.user_id,
+        actor,
         before,
         operation.status.as_str(),
         reason,

@@ -21,6 +21,16 @@ const BY_REFERENCE: &str = "SELECT k.value AS reference, o.* FROM json_each($1) 
 const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
 
+/// First ended batches with another number of final trades than they have settled, and final trades
+/// of no batch. The batches are sealed, their trades are not.
+const TRADES: &str = "SELECT * FROM (\
+     SELECT 'batch' AS name, b.batch_id AS id FROM batch b WHERE b.status <> 1 AND \
+     (SELECT COUNT(*) FROM operation o WHERE o.batch_id = b.batch_id AND o.flow = 6 \
+     AND o.status = 7) <> CASE b.status WHEN 2 THEN b.trades - json_array_length(b.failed) \
+     ELSE 0 END \
+     UNION ALL SELECT 'trade', operation_id FROM operation WHERE flow = 6 AND status = 7 \
+     AND (batch_id IS NULL OR batch_id NOT IN (SELECT batch_id FROM batch))) LIMIT 100";
+
 /// First contradictions among the tables of the holder registry: what differs, token, address or
 /// block. A holder has the units and the time of the last row of its history, a block has one time,
 /// and a supply is the sum of the holders' changes.
@@ -139,6 +149,15 @@ impl OperationRecords {
             record.is_of_batch |= batches.contains(&record.tx_hash);
         }
         Ok(found)
+    }
+
+    /// Checks the trades against their batches. Returns what contradicts: `batch` or `trade`, and
+    /// its id.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn check_trades(&mut self) -> Result<Vec<(String, String)>, Error> {
+        Ok(sqlx::query_as(TRADES).fetch_all(&mut self.db).await?)
     }
 
     /// Checks the tables of the holder registry against each other. Returns the number of their

@@ -76,6 +76,19 @@ impl Repo {
         Ok(stored)
     }
 
+    /// True for the operation of a trade that is in no batch and has not ended.
+    pub async fn is_without_batch_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation_id: &str,
+    ) -> Result<bool, Error> {
+        let found = sqlx::query_scalar(
+            "SELECT EXISTS(SELECT 1 FROM operation \
+             WHERE operation_id = $1 AND flow = 6 AND status = 1 AND batch_id IS NULL)",
+        );
+        Ok(found.bind(operation_id).fetch_one(&mut **tx).await?)
+    }
+
     /// Inserts operations of trades of which none is stored.
     pub async fn insert_trades_in_tx(
         &self,

@@ -370,10 +370,7 @@ impl Service {
             Some(message) => publish::issuance_failed(row, message),
         };
         let id = &row.operation_id;
-        let mut events = vec![
-            event,
-            publish::audit_operation(row, action, before.as_str()),
-        ];
+        let mut events = vec![event, publish::audit_end(row, action, before.as_str())];
         if let Some(message) = message {
             // Its hold has the payment, unless the ledger had posted it.
             let is_held = row.status == Status::Rejected;

@@ -747,7 +747,9 @@ fn ledger_operation(
     instrument: &Instrument,
 ) -> Result<LedgerOperation, Error> {
     let user_id = &operation.user_id;
-    let has_account = user_id.parse::<Address>().is_err();
+    // The id of a user may look like an address (T14).
+    let address = operation.external_ref.rsplit(':').next();
+    let has_account = address != Some(user_id);
     let mut postings = Vec::new();
     if has_account && operation.payment_minor > 0 {
         postings.push(Posting {

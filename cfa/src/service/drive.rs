@@ -645,7 +645,7 @@ impl Service {
         let mut tx = self.repo.begin().await?;
         let (subject, mut events) = self.conclude_in_tx(&mut tx, operation, message).await?;
         let action = format!("{subject}.{}", operation.status.as_str().to_lowercase());
-        events.push(publish::audit_operation(operation, &action, before));
+        events.push(publish::audit_end(operation, &action, before));
         self.repo.save_operation_in_tx(&mut tx, operation).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;

@@ -456,8 +456,8 @@ impl Service {
         if let Some(status) = change.status
             && status != instrument.status
         {
-            // A redemption ends an issue. Callers make all other transitions.
-            let is_manual = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft);
+            // Its maturity and its redemption end an issue: no call leads back.
+            let is_manual = matches!(status, InstrumentStatus::Active | InstrumentStatus::Halted);
             if !is_manual || !instrument.status.may_become(status) {
                 return Err(Refusal::OperationState.into());
             }

@@ -79,7 +79,10 @@ impl Service {
             None => Status::Processing,
         };
         operation.set_status(next, self.now_us());
-        if let Some(started) = self.record_issue(&operation, delivered).await? {
+        if let Some(started) = self
+            .record_issue(&operation, delivered, &meta.actor)
+            .await?
+        {
             return Ok(started);
         }
         failpoint::reach(failpoint::ISSUE_RECORDED);
@@ -138,11 +141,12 @@ impl Service {
     }
 
     /// Stores an assessed deposit: its operation, the change of a suspended deposit, and the audit
-    /// record of a rejection. If the operation is stored already, returns the stored one.
+    /// record. If the operation is stored already, returns the stored one.
     async fn record_issue(
         &self,
         operation: &Operation,
         delivered: Option<(&str, Uuid)>,
+        caller: &str,
     ) -> Result<Option<OperationResult>, Error> {
         let payment_id = &operation.external_ref;
         let _lock = self.deposits.lock(payment_id).await;
@@ -161,17 +165,20 @@ impl Service {
         if self.repo.is_resolved_in_tx(&mut tx, payment_id).await? {
             return Err(Refusal::DepositResolved.into());
         }
-        match &operation.rejection {
+        let action = match &operation.rejection {
             Some((_, message)) => {
                 let deposit = suspended(operation, message, operation.created_at_us);
                 self.repo.suspend_deposit_in_tx(&mut tx, &deposit).await?;
-                let created = Status::Created.as_str();
-                let record = publish::audit_operation(operation, "issuance.rejected", created);
-                self.repo.publish_in_tx(&mut tx, &[record]).await?;
+                "issuance.rejected"
             }
             // A successful retry resolves an earlier refusal of the same payment.
-            None => self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?,
-        }
+            None => {
+                self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?;
+                "issuance.requested"
+            }
+        };
+        let record = publish::audit_request(operation, action, caller);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(None)
     }
@@ -285,6 +292,8 @@ impl Service {
             let action = "issuance.rejected";
             return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
+        let record = publish::audit_request(&operation, "issuance.requested", &meta.actor);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,

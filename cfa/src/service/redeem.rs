@@ -6,6 +6,7 @@ use types::Decimal;
 
 use super::issue::{existing, replayed, same_terms};
 use super::{OperationResult, RequestMeta, Service, units};
+use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, Operation, RedemptionReason,
@@ -15,7 +16,8 @@ use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::Payout;
 
-/// Audit action of a rejected redemption.
+/// Audit actions of a redemption.
+const REQUESTED: &str = "redemption.requested";
 const REJECTED: &str = "redemption.rejected";
 
 /// A request to redeem units of one holder.
@@ -94,6 +96,8 @@ impl Service {
             count_request(&rejected.operation);
             return Ok(rejected);
         }
+        let record = publish::audit_request(&operation, REQUESTED, &meta.actor);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         let operation = self.drive_best_effort(operation).await?;
         count_request(&operation);
@@ -222,6 +226,8 @@ impl Service {
                 .reject_in_tx(tx, operation, REJECTED, &meta.actor)
                 .await;
         }
+        let record = publish::audit_request(&operation, REQUESTED, &meta.actor);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,

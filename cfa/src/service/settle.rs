@@ -32,6 +32,7 @@ use crate::saga::Chain;
 use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
+const BUSTED_MESSAGE: &str = "Trade bust before its settlement";
 /// Health part of batches refused by the node.
 const HEALTH: &str = "trade batches";
 
@@ -103,6 +104,28 @@ impl Service {
         tx.commit().await?;
         failpoint::reach(failpoint::BATCH_STORED);
         self.submit_batch(batch).await
+    }
+
+    /// Ends the operation of a trade that was bust before a batch had it: no batch will. Others end
+    /// with their batch.
+    pub async fn on_trade_busted(&self, trade_id: &str) -> Result<(), Error> {
+        let Some(mut operation) = self.repo.operation_of_trade(trade_id).await? else {
+            return Ok(());
+        };
+        let mut tx = self.repo.begin().await?;
+        let id = &operation.operation_id;
+        if !self.repo.is_without_batch_in_tx(&mut tx, id).await? {
+            return Ok(());
+        }
+        operation.set_status(Status::Failed, self.now_us());
+        operation.rejection = Some((Rejection::IntegrationError, BUSTED_MESSAGE.to_owned()));
+        let before = Status::Created.as_str();
+        let record = publish::audit_end(&operation, "transfer.failed", before);
+        self.repo.save_operation_in_tx(&mut tx, &operation).await?;
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        tx.commit().await?;
+        count_ended(&operation);
+        Ok(())
     }
 
     fn check_legs(&self, legs: &[TradeLeg]) -> Result<(), Refusal> {
@@ -336,7 +359,7 @@ impl Service {
                     operation.set_status(Status::Failed, now_us);
                     operation.rejection = Some((Rejection::IntegrationError, message.to_owned()));
                     batch.failed_trade_ids.push(operation.trade_id.clone());
-                    events.push(publish::audit_operation(
+                    events.push(publish::audit_end(
                         &operation,
                         "transfer.failed",
                         Status::OnchainSubmitted.as_str(),

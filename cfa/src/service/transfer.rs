@@ -7,6 +7,7 @@ use types::Decimal;
 use super::issue::{replayed, same_terms};
 use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
+use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, user_rejection,
@@ -100,6 +101,8 @@ impl Service {
             let action = "transfer.rejected";
             return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
+        let record = publish::audit_request(&operation, "transfer.requested", &meta.actor);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(OperationResult {
             operation: self.drive_best_effort(operation).await?,

@@ -168,7 +168,7 @@ async fn redeem(world: &mut World) {
         amount: roubles("10.00"),
         payout_id: "payout-1".into(),
     };
-    let answer = world.cfa.redeem_cfa_rub(request).await.expect("redeemed");
+    let answer = world.redeem_rub(request).await.expect("redeemed");
     let burn = answer.into_inner().operation.expect("operation");
     world.settle(&burn).await;
     let request = pb::FinalizeRedemptionRequest {

@@ -73,7 +73,6 @@ async fn move_tokens_directly(world: &mut World, user: usize, is_back: bool) {
 
 /// Repeats the call with one key until it is answered.
 async fn redeem(world: &World, user: usize) -> pb::CfaOperation {
-    let mut cfa = world.cfa.clone();
     let request = pb::RedeemCfaRubRequest {
         context: context(&format!("key-{user}")),
         user_id: name(user),
@@ -81,7 +80,7 @@ async fn redeem(world: &World, user: usize) -> pb::CfaOperation {
         payout_id: payout(user),
     };
     loop {
-        match cfa.redeem_cfa_rub(request.clone()).await {
+        match world.redeem_rub(request.clone()).await {
             Ok(answer) => return answer.into_inner().operation.expect("operation"),
             Err(status) => assert_eq!(status.code(), tonic::Code::Unavailable, "{status}"),
         }

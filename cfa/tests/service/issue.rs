@@ -127,12 +127,19 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
     assert!(issued.issued_at.is_some());
     assert_eq!(issued.context.expect("context").correlation_id, "corr-k-1");
     assert_eq!(seen[2].key, operation.operation_id);
-    let records = world.events_until(events::topics::AUDIT, |_| true).await;
-    let record = audit::AuditRecordEvent::decode(records[0].payload.as_slice()).expect("decodes");
-    assert_eq!(
-        (record.action.as_str(), record.object_id),
-        ("issuance.finalized", operation.operation_id)
-    );
+    let records = world.events_until(events::topics::AUDIT, |event| {
+        audit::AuditRecordEvent::decode(event.payload.as_slice())
+            .is_ok_and(|record| record.action == "issuance.finalized")
+    });
+    let records = records.await;
+    let of_operation = records.iter().map(|event| {
+        let record = audit::AuditRecordEvent::decode(event.payload.as_slice());
+        let record = record.expect("decodes");
+        (record.action, record.object_id)
+    });
+    let expected = ["issuance.requested", "issuance.finalized"];
+    let expected = expected.map(|action| (action.to_owned(), operation.operation_id.clone()));
+    assert_eq!(of_operation.collect::<Vec<_>>(), expected);
     world.stop().await;
 }
 
@@ -288,7 +295,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             record.object_id.as_str(),
             record.context.expect("context").user_id.as_str()
         ),
-        ("issuance.rejected", rejected[1].as_str(), "alice")
+        ("issuance.rejected", rejected[1].as_str(), "service")
     );
     // The deposit is paid but refused. An operator retries the issue or refunds it (T24).
     let suspended = world

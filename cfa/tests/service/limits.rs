@@ -46,7 +46,7 @@ async fn t24_ten_redemptions_at_once_stay_within_the_day_limit() {
     world.double.with(|state| state.reservations.clear());
     limit(&world, LimitType::Withdrawal, 25_00);
     let calls = (0..10).map(|number| {
-        let mut cfa = world.cfa.clone();
+        let mut cfa = world.as_caller("sandbox.investor.alice");
         tokio::spawn(async move {
             let request = pb::RedeemCfaRubRequest {
                 context: context(&key()),

@@ -172,3 +172,24 @@ async fn r102_every_holder_of_several_parts_is_paid_once_and_an_open_order_delay
     }
     world.stop().await;
 }
+
+/// An id of 40 hexadecimal digits reads as an address (T14). Its holder is paid in the ledger too.
+// rows: R048 R098
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_a_holder_whose_id_is_40_hex_digits_is_paid() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    let holder = "00112233445566778899aabbccddeeff00112233";
+    world.issue("BOND-1", holder, "2").await;
+    world.deposit("issuer", "2000.00").await;
+    world.cfa.start_redemption(start()).await.expect("started");
+    world.resume_operations().await;
+    let done = redemption(&mut world).await;
+    assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
+    for (account, due) in [("CFA-RUB", "2000.00"), ("BOND-1", "0")] {
+        let balance = world.balance(&format!("{holder}:{account}")).await;
+        assert_eq!(balance.balance.to_string(), due, "{account}");
+    }
+    world.stop().await;
+}

@@ -5,6 +5,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::PaginationRequest;
 use sqlx::Connection as _;
 
+use crate::redeem::redeem;
 use crate::world::*;
 
 /// Records, newest first, read in pages of three.
@@ -63,6 +64,7 @@ async fn d34_each_act_leaves_one_record_and_an_altered_one_is_found() {
     world.issue("BOND-1", "alice", "3").await;
     world.holders("BOND-1").await;
     let deposit = world.deposit("alice", "10.00").await;
+    let redeemed = redeem(&mut world, "1.00", "payout-1").await;
     let request = pb::IssueExtractRequest {
         context: context(&key()),
         instrument_id: "BOND-1".into(),
@@ -80,10 +82,20 @@ async fn d34_each_act_leaves_one_record_and_an_altered_one_is_found() {
     let of_extract = records(&world, "", &ids[0]).await;
     assert_eq!(actions(&of_extract), ["extract.issued"]);
     assert_eq!(records(&world, "anna", "").await, of_extract);
-    let of_deposit = records(&world, "alice", &deposit.operation_id).await;
-    assert_eq!(actions(&of_deposit), ["issuance.finalized"]);
+    let of_deposit = records(&world, "", &deposit.operation_id).await;
+    assert_eq!(
+        actions(&of_deposit),
+        ["issuance.finalized", "issuance.requested"]
+    );
+    // The service causes the end; who asked for the deposit is in the first record.
+    assert_eq!(
+        [&of_deposit[0], &of_deposit[1]].map(|record| record.actor.as_str()),
+        ["cfa", "service"]
+    );
     assert_eq!(of_deposit[0].after, "FINALIZED");
     assert!(!of_deposit[0].correlation_id.is_empty());
+    let of_redemption = records(&world, "alice", &redeemed.operation_id).await;
+    assert_eq!(actions(&of_redemption), ["redemption.requested"]);
     let all = records(&world, "", "").await;
     assert_eq!(
         all.first().map(|record| record.sequence),

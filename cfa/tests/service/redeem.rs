@@ -50,8 +50,7 @@ async fn holds(world: &mut World) -> usize {
 
 pub async fn redeem(world: &mut World, amount: &str, payout_id: &str) -> pb::CfaOperation {
     world
-        .cfa
-        .redeem_cfa_rub(request(amount, payout_id, &key()))
+        .redeem_rub(request(amount, payout_id, &key()))
         .await
         .expect("redeemed")
         .into_inner()
@@ -84,8 +83,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     world.deposit("alice", "100.00").await;
     world.double.with(|state| state.trail.clear());
     let operation = world
-        .cfa
-        .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
+        .redeem_rub(request("40.00", "payout-1", "k-1"))
         .await
         .expect("redeemed")
         .into_inner()
@@ -115,8 +113,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     assert!(taken.reason.contains("payout-1"));
     // With the same key there is still one hold, one burn and one payout.
     let again = world
-        .cfa
-        .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
+        .redeem_rub(request("40.00", "payout-1", "k-1"))
         .await
         .expect("answered")
         .into_inner()
@@ -184,8 +181,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .double
         .upsert_user("alice", |alice| alice.kyc = KycStatus::Simplified);
     let error = world
-        .cfa
-        .redeem_cfa_rub(request("1", "payout-1", &key()))
+        .redeem_rub(request("1", "payout-1", &key()))
         .await
         .expect_err("kyc");
     assert_eq!(
@@ -200,8 +196,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .double
         .upsert_user("alice", |alice| alice.kyc = KycStatus::Standard);
     let error = world
-        .cfa
-        .redeem_cfa_rub(request("100.01", "payout-1", &key()))
+        .redeem_rub(request("100.01", "payout-1", &key()))
         .await
         .expect_err("balance");
     assert_eq!(
@@ -283,8 +278,7 @@ async fn payout_id_cannot_equal_references_of_the_service() {
     world.deposit("alice", "100.00").await;
     for payout_id in ["", "redemption:0x01", "refund-payment-1"] {
         let error = world
-            .cfa
-            .redeem_cfa_rub(request("1", payout_id, &key()))
+            .redeem_rub(request("1", payout_id, &key()))
             .await
             .expect_err("refused");
         assert_eq!(error.code(), tonic::Code::InvalidArgument, "{payout_id}");
@@ -665,6 +659,7 @@ async fn r089_a_blocked_redemption_waits_until_it_is_unblocked() {
     assert_eq!(
         blocks_in_audit(&world, &operation).await,
         [
+            ["redemption.requested", "", "CREATED", ""],
             ["redemption.blocked", sent, held, "115-FZ"],
             ["redemption.cleared", held, sent, "115-FZ"],
         ]
@@ -865,8 +860,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
     assert_eq!(left, decimal("40.00"), "only the shortage");
     // For a larger amount nothing is moved, and the refusal contains the trading money.
     let short = world
-        .cfa
-        .redeem_cfa_rub(request("40.01", "p-2", &key()))
+        .redeem_rub(request("40.01", "p-2", &key()))
         .await
         .expect_err("short");
     assert_eq!(short.message(), "Insufficient balance");
@@ -886,8 +880,7 @@ async fn r070_undrawn_trading_money_covers_a_redemption() {
     // An unavailable market is not a lack of money.
     world.double.with(|state| state.market_unavailable = true);
     let away = world
-        .cfa
-        .redeem_cfa_rub(request("30.00", "p-3", &key()))
+        .redeem_rub(request("30.00", "p-3", &key()))
         .await
         .expect_err("market is away");
     assert_eq!(away.code(), tonic::Code::Unavailable);

@@ -204,7 +204,7 @@ impl Run {
             amount: roubles(&text(RUB, kopecks)),
             payout_id: payout_id.clone(),
         };
-        let called = self.world.cfa.redeem_cfa_rub(request).await;
+        let called = self.world.redeem_rub(request).await;
         if kopecks > self.of(user, RUB) {
             let refused = called.expect_err("more than the balance");
             assert_eq!(refused.message(), "Insufficient balance");

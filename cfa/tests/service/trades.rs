@@ -113,6 +113,43 @@ fn executed(trade_id: &str, number: u64) -> events::Event {
     event(events::topics::MARKET, "BOND-1", name, &trade)
 }
 
+/// A trade that is bust before a batch has it comes to no batch: its operation must end, or the
+/// redemption of its issue waits for it for ever.
+// rows: R186
+#[tokio::test(flavor = "multi_thread")]
+async fn r186_the_operation_of_a_trade_bust_before_its_batch_ends() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let settled = vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "0.00")];
+    settle(&mut world, "n1:1-1", settled).await.expect("sent");
+    wait_batch(&mut world, "n1:1-1").await;
+    let busted = |trade_id: &str| {
+        let bust = market::TradeBustedEvent {
+            trade_id: trade_id.into(),
+            instrument_id: "BOND-1".into(),
+            ..Default::default()
+        };
+        let name = "dfa.market.v1.TradeBustedEvent";
+        event(events::topics::MARKET, "BOND-1", name, &bust)
+    };
+    let told = [
+        executed("t-2", 2),
+        busted("t-1"),
+        busted("t-2"),
+        busted("t-3"),
+    ];
+    world.log.publish(&told).await.expect("published");
+    let ended = testkit::eventually(async || {
+        let found = operations_of(&world, "t-2").await.pop();
+        found.filter(|one| one.status() == OperationStatus::Failed)
+    });
+    let ended = ended.await;
+    assert_eq!(ended.rejection_message, "Trade bust before its settlement");
+    let other = trade(&mut world, "t-1").await;
+    assert_eq!(other.status(), OperationStatus::Finalized);
+    world.stop().await;
+}
+
 /// TransferCfa of a trade of two units from Bob to Alice.
 fn transfer_of(trade_id: &str) -> pb::TransferCfaRequest {
     pb::TransferCfaRequest {
@@ -582,7 +619,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
         amount: roubles("1.00"),
         payout_id: "payout-1".into(),
     };
-    let own_call = world.cfa.redeem_cfa_rub(own_call).await.expect("answered");
+    let own_call = world.redeem_rub(own_call).await.expect("answered");
     let refused = own_call.into_inner().operation.expect("operation");
     assert_eq!(refused.rejection_message, "User is blocked");
     for instrument_id in ["CFA-RUB", "BOND-1"] {

@@ -617,6 +617,15 @@ impl World {
         Ok(answer.into_inner().offer.expect("offer"))
     }
 
+    /// RedeemCfaRub by the owner of the money.
+    pub async fn redeem_rub(
+        &self,
+        request: pb::RedeemCfaRubRequest,
+    ) -> Result<tonic::Response<pb::RedeemCfaRubResponse>, Status> {
+        let owner = format!("sandbox.investor.{}", request.user_id);
+        self.as_caller(&owner).redeem_cfa_rub(request).await
+    }
+
     /// TransferCfa by the sender.
     pub async fn transfer(
         &self,

@@ -288,8 +288,9 @@ async fn assert_all_rejected(
         "instrumentId": bond, "investorId": user.id, "bookbuildingId": "b",
         "amount": amount(bond, "1"),
     });
+    let issuer = platform.issuer_of(bond).await;
     let placement = platform
-        .ok(OPERATOR, "cfa.IssueInvestmentCfa", placement)
+        .ok(&issuer, "cfa.IssueInvestmentCfa", placement)
         .await;
     assert_rejected(&placement["operation"], "ISSUANCE", reason, message);
     assert_identity_asked(platform, before, "a placement").await;
