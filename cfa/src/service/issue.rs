@@ -292,13 +292,8 @@ impl Service {
             let action = "issuance.rejected";
             return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
-        let record = publish::audit_request(&operation, "issuance.requested", &meta.actor);
-        self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        Ok(OperationResult {
-            operation: self.drive_best_effort(operation).await?,
-            replayed: false,
-        })
+        let action = "issuance.requested";
+        self.start_in_tx(tx, operation, action, &meta.actor).await
     }
 
     /// An ACTIVE instrument without a placement.
@@ -328,6 +323,23 @@ impl Service {
             .check_sanctions(&caused_by(correlation), investor, &operation.instrument_id)
             .await?;
         Ok(hit.map(|reason| (Rejection::SanctionsHit, reason)))
+    }
+
+    /// Commits a stored operation with the audit record of its request, and drives it.
+    pub(super) async fn start_in_tx(
+        &self,
+        mut tx: events::Tx,
+        operation: Operation,
+        action: &str,
+        caller: &str,
+    ) -> Result<OperationResult, Error> {
+        let record = publish::audit_request(&operation, action, caller);
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        tx.commit().await?;
+        Ok(OperationResult {
+            operation: self.drive_best_effort(operation).await?,
+            replayed: false,
+        })
     }
 
     /// Ends an operation as rejected, in the transaction that inserted it, with the audit record

@@ -6,7 +6,6 @@ use types::Decimal;
 
 use super::issue::{existing, replayed, same_terms};
 use super::{OperationResult, RequestMeta, Service, units};
-use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, Operation, RedemptionReason,
@@ -96,15 +95,10 @@ impl Service {
             count_request(&rejected.operation);
             return Ok(rejected);
         }
-        let record = publish::audit_request(&operation, REQUESTED, &meta.actor);
-        self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        let operation = self.drive_best_effort(operation).await?;
-        count_request(&operation);
-        Ok(OperationResult {
-            operation,
-            replayed: false,
-        })
+        let started = self.start_in_tx(tx, operation, REQUESTED, &meta.actor);
+        let started = started.await?;
+        count_request(&started.operation);
+        Ok(started)
     }
 
     /// FinalizeRedemption (D42), also for PayoutConfirmed and PayoutFailed. An open payout changes
@@ -226,13 +220,8 @@ impl Service {
                 .reject_in_tx(tx, operation, REJECTED, &meta.actor)
                 .await;
         }
-        let record = publish::audit_request(&operation, REQUESTED, &meta.actor);
-        self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        Ok(OperationResult {
-            operation: self.drive_best_effort(operation).await?,
-            replayed: false,
-        })
+        self.start_in_tx(tx, operation, REQUESTED, &meta.actor)
+            .await
     }
 
     /// Asks identity about the holder: sanctions lists and, unless the terms redeem the units,

@@ -7,7 +7,6 @@ use types::Decimal;
 use super::issue::{replayed, same_terms};
 use super::settle::operation_of;
 use super::{OperationResult, RequestMeta, Service, units};
-use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
     Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, user_rejection,
@@ -101,13 +100,8 @@ impl Service {
             let action = "transfer.rejected";
             return self.reject_in_tx(tx, operation, action, &meta.actor).await;
         }
-        let record = publish::audit_request(&operation, "transfer.requested", &meta.actor);
-        self.repo.publish_in_tx(&mut tx, &[record]).await?;
-        tx.commit().await?;
-        Ok(OperationResult {
-            operation: self.drive_best_effort(operation).await?,
-            replayed: false,
-        })
+        let action = "transfer.requested";
+        self.start_in_tx(tx, operation, action, &meta.actor).await
     }
 
     /// Asks identity about both sides of a transfer: profile, limits, sanctions lists. `Some`:
