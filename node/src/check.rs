@@ -298,7 +298,7 @@ async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
     finals.close().await.context("ledger")?;
     let of_trades = records.check_trades().await.context("cfa")?;
     let of_trades = of_trades.into_iter().map(|(name, id)| match &*name {
-        "batch" => format!("batch {id}: another number of trades is final"),
+        "batch" => format!("batch {id}: more trades are final than it has settled"),
         _ => format!("trade {id}: final in no batch"),
     });
     part.findings.extend(of_trades);

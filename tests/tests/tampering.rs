@@ -423,7 +423,7 @@ fn r188_an_altered_deleted_or_added_trade_is_found() {
                 format!(
                     "INSERT INTO operation SELECT {copied} FROM operation WHERE operation_id = {TRADE}"
                 ),
-                "another number of trades",
+                "more trades are final",
             ),
             (
                 format!("UPDATE operation SET batch_id = NULL WHERE operation_id = {TRADE}"),

@@ -21,12 +21,13 @@ const BY_REFERENCE: &str = "SELECT k.value AS reference, o.* FROM json_each($1) 
 const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
 
-/// First ended batches with another number of final trades than they have settled, and final trades
-/// of no batch. The batches are sealed, their trades are not.
+/// First ended batches with more final trades than they have settled, and final trades of no batch.
+/// The batches are sealed, their trades are not. Missing trades are found from the ledger: a trade
+/// that was final before is in an earlier batch.
 const TRADES: &str = "SELECT * FROM (\
      SELECT 'batch' AS name, b.batch_id AS id FROM batch b WHERE b.status <> 1 AND \
      (SELECT COUNT(*) FROM operation o WHERE o.batch_id = b.batch_id AND o.flow = 6 \
-     AND o.status = 7) <> CASE b.status WHEN 2 THEN b.trades - json_array_length(b.failed) \
+     AND o.status = 7) > CASE b.status WHEN 2 THEN b.trades - json_array_length(b.failed) \
      ELSE 0 END \
      UNION ALL SELECT 'trade', operation_id FROM operation WHERE flow = 6 AND status = 7 \
      AND (batch_id IS NULL OR batch_id NOT IN (SELECT batch_id FROM batch))) LIMIT 100";
