@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use types::command::{ExpireOrders, MassScope, MemberGroup, Refused};
+use types::command::{ExpireOrders, MemberGroup, Refused};
 use types::{
     BusinessDay, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
     SessionIx, StpGroup, UserId, UserIx,
@@ -142,11 +142,10 @@ impl Admission {
     }
 
     /// Admits a request above a rate of its session or user only if it reduces risk: a cancel of an
-    /// own open order, or a mass cancel of a session, user or group with open orders
-    /// (`design.md` 5). The number of own open orders thus limits such requests, except with engine
-    /// threads: an order counts as open until its engine has reported its end, and further cancels
-    /// of it pass until then. The caller refuses a filtered mass cancel whose first slice
-    /// ends no order.
+    /// own open order, or a mass cancel of a session, user or group with open orders (`design.md`
+    /// 5). The number of own open orders thus limits such requests, except with engine threads: an
+    /// order counts as open until its engine has reported its end, and further cancels of it pass
+    /// until then. The caller refuses a filtered mass cancel whose first slice ends no order.
     ///
     /// # Errors
     /// `AlreadySeen` or `DuplicateRequest` for a request seen before. `over` for any other, whose
@@ -161,15 +160,9 @@ impl Admission {
     ) -> Result<(), Reject> {
         self.check_unseen(request)?;
         self.check_key(request.key_hash(), now_ns)?;
-        let open_orders = |scope: &MassScope| match scope {
-            MassScope::Session(session) => self.session(*session).map_or(0, |row| row.open_orders),
-            MassScope::User(user) => self.user(*user).map_or(0, |row| row.open_orders),
-            MassScope::Group(_) => self.user(request.member()).map_or(0, |row| row.open_orders),
-            MassScope::All => 0,
-        };
         let reduces = match request {
             Request::Cancel(_) => true,
-            Request::MassCancel(r) => open_orders(&r.scope) > 0,
+            Request::MassCancel(r) => self.open_orders_in(&r.scope, r.user) > 0,
             _ => false,
         };
         match reduces && self.admit_into(request, now_ns, place).is_ok() {

@@ -103,7 +103,7 @@ impl Admission {
                 c.through = through;
                 c.remaining = match through {
                     SweepPosition::END => 0,
-                    _ => self.open_orders(&filter) - listed.len() as u32,
+                    _ => self.open_orders_in(&filter.scope, filter.user) - listed.len() as u32,
                 };
             }
             Command::SetKillSwitch(c) => c.through = through,
@@ -343,11 +343,14 @@ impl Admission {
         }
     }
 
-    fn open_orders(&self, filter: &SweepFilter) -> u32 {
-        match filter.scope {
+    /// Number of open orders of a session or user; for a group, of the owner `user`.
+    pub(crate) fn open_orders_in(&self, scope: &MassScope, user: UserIx) -> u32 {
+        let of_user = |user| self.user(user).map_or(0, |row| row.open_orders);
+        match *scope {
             MassScope::Session(session) => self.session(session).map_or(0, |row| row.open_orders),
-            MassScope::User(user) => self.user(user).map_or(0, |row| row.open_orders),
-            _ => self.user(filter.user).map_or(0, |row| row.open_orders),
+            MassScope::User(user) => of_user(user),
+            MassScope::Group(_) => of_user(user),
+            MassScope::All => 0,
         }
     }
 
@@ -364,7 +367,7 @@ impl Admission {
             empty_sessions: 0,
         };
         // Without an open order no session is visited.
-        if self.open_orders(filter) == 0 {
+        if self.open_orders_in(&filter.scope, filter.user) == 0 {
             return scan;
         }
         let owner = self.owner_of(filter.scope, filter.user);

@@ -6,7 +6,7 @@
 //! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
 //! | audit records | the first bad record in the chain of each other service |
-//! | operations | a final ledger operation that differs from the CFA service's |
+//! | operations | a final ledger operation that differs from cfa's, a final trade of no batch |
 //! | registry | contradictions in the holder registry, times other than those of the chain |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!

@@ -574,8 +574,8 @@ async fn each_dead_mans_switch_is_answered_with_its_own_deadline() {
 }
 
 /// A mass cancel inspects also the orders that it leaves, and sessions without any: inspections in
-/// vain are bounded per user.
-/// A mass cancel of all orders always passes, and other users are not affected.
+/// vain are bounded per user. A mass cancel of all orders always passes, and other users are not
+/// affected.
 // rows: R345
 #[tokio::test]
 async fn r345_empty_mass_cancels_are_throttled_by_scan_cost() {

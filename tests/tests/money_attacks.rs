@@ -72,8 +72,17 @@ fn an_issuer_takes_no_money_without_the_investors_subscription() {
             );
         }
         platform.balance_is(&user.cash(), "1000.00").await;
+    });
+}
 
-        // Units for nothing: the issuer's own call, or that of two persons.
+/// Units without a payment are issued by the issuer's own call, or by two persons.
+// rows: R092
+#[test]
+fn one_operator_issues_no_units_and_no_call_ends_an_issue() {
+    run(async {
+        let platform = platform().await;
+        let (user, bond) = (platform.trader().await, platform.bond().await);
+        let issuer = platform.issuer_of(&bond).await;
         let mint = json!({
             "instrumentId": bond, "investorId": user.id, "amount": amount(&bond, "1"),
             "bookbuildingId": "placement",

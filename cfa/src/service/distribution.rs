@@ -747,7 +747,7 @@ fn ledger_operation(
     instrument: &Instrument,
 ) -> Result<LedgerOperation, Error> {
     let user_id = &operation.user_id;
-    // The id of a user may look like an address (T14).
+    // A user id may have the format of an address (T14).
     let address = operation.external_ref.rsplit(':').next();
     let has_account = address != Some(user_id);
     let mut postings = Vec::new();

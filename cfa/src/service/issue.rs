@@ -351,17 +351,7 @@ impl Service {
         action: &str,
         actor: &str,
     ) -> Result<OperationResult, Error> {
-        let message = operation.rejection.as_ref().map(|(_, message)| message);
-        let record = publish::audit(
-            action,
-            &operation.operation_id,
-            actor,
-            Status::Created.as_str(),
-            operation.status.as_str(),
-            message.map_or("", String::as_str),
-            &operation.correlation_id,
-            operation.updated_at_us,
-        );
+        let record = publish::audit_request(&operation, action, actor);
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         count_ended(&operation);

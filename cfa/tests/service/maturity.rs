@@ -173,7 +173,7 @@ async fn r102_every_holder_of_several_parts_is_paid_once_and_an_open_order_delay
     world.stop().await;
 }
 
-/// An id of 40 hexadecimal digits reads as an address (T14). Its holder is paid in the ledger too.
+/// A user id of 40 hexadecimal digits has the format of an address (T14).
 // rows: R048 R098
 #[tokio::test(flavor = "multi_thread")]
 async fn r098_a_holder_whose_id_is_40_hex_digits_is_paid() {

@@ -1,9 +1,9 @@
 //! Bound on orders inspected in vain for a member (`design.md` 7).
 //!
 //! A mass cancel inspects its owner's open orders, including those that its filter leaves, and the
-//! owner's sessions without an order. A
-//! fill-or-kill order that cannot be filled has inspected levels and orders. The number of entered
-//! orders bounds those ended or traded. This module bounds the rest.
+//! owner's sessions without an order. A fill-or-kill order that cannot be filled has inspected
+//! levels and orders. The number of entered orders bounds those ended or traded. This module bounds
+//! the rest.
 //!
 //! An engine reports what it has inspected after the fact. Until then a fill-or-kill order counts
 //! as the most that it can inspect, so that a member cannot fill a ring with them.
