@@ -16,6 +16,7 @@
 pub mod audit;
 pub mod backoff;
 pub mod clock;
+pub mod csv;
 pub mod discipline;
 pub mod failpoint;
 mod keyed_mutex;

@@ -181,6 +181,29 @@ fn r350_commands_work_against_a_running_platform() {
             );
         }
 
+        // Statements and registers as CSV, of all pages.
+        let csv = async |words: &[&str]| platform.cli(words).await.success().stdout;
+        let statement = [
+            "ledger",
+            "statement",
+            "--subaccount-id",
+            &subaccount,
+            "--csv",
+        ];
+        let statement = csv(&statement).await;
+        let rows: Vec<&str> = statement.lines().collect();
+        assert!(rows[0].starts_with("\"at\",\"posting_id\","), "{statement}");
+        assert!(rows.len() == 2 && rows[1].ends_with("\"1500.00\",\"1500.00\",\"1\""));
+        let instruments = csv(&["instrument", "list", "--page-size", "1", "--csv"]).await;
+        let listed = json(&["instrument", "list", "--page-size", "1000"]).await;
+        let listed = listed["instruments"].as_array().map_or(0, Vec::len);
+        assert!(
+            listed > 1 && instruments.lines().count() == 1 + listed,
+            "{instruments}"
+        );
+        let trades = csv(&["trade", "list", "--csv"]).await;
+        assert!(trades.starts_with("\"trade_id\",") && trades.lines().count() == 1);
+
         // A repeated key is executed once.
         let key = [
             "intent",

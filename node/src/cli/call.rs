@@ -3,9 +3,10 @@
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command};
+use prost_reflect::MethodDescriptor;
 use serde_json::{Map, Value, json};
 
-use super::{ledger, output, schema, table, units};
+use super::{csv, ledger, output, schema, table, units};
 
 /// Address and credential of calls.
 #[derive(Clone)]
@@ -124,6 +125,7 @@ pub fn verb(name: &'static str, path: &str) -> Command {
         .about(about)
         .args(schema::flags(&method.input()))
         .args(approval)
+        .args(csv::flag(&method))
         .arg(
             Arg::new("idempotency-key")
                 .long("idempotency-key")
@@ -149,6 +151,9 @@ pub async fn run(
     let entry = table::ENTRIES
         .iter()
         .find(|entry| entry.noun == noun && entry.verb == verb)?;
+    if let Some(printed) = csv::print(target, entry.path, matches).await {
+        return Some(printed);
+    }
     Some(ask(target, entry.path, matches).await.and_then(|answer| {
         if json {
             println!("{}", serde_json::to_string_pretty(&answer)?);
@@ -182,12 +187,14 @@ fn check_report(path: &str, answer: &Value) -> anyhow::Result<()> {
     )
 }
 
-/// Builds the request from the flags of [`verb`] and calls.
+/// The request from the flags of [`verb`].
 ///
 /// # Errors
-/// Flags that are not a valid request; otherwise as [`Target::call`].
-pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
-    let method = schema::method(path).with_context(|| format!("unknown call {path}"))?;
+/// Flags that are not a valid request.
+pub fn request(
+    method: &MethodDescriptor,
+    matches: &ArgMatches,
+) -> anyhow::Result<Map<String, Value>> {
     let mut request = match matches.get_one::<String>("data") {
         Some(text) => match serde_json::from_str(text).context("--data is not JSON")? {
             Value::Object(object) => object,
@@ -205,6 +212,16 @@ pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::R
                 .map(String::as_str),
         )
     });
+    Ok(request)
+}
+
+/// Builds the request and calls.
+///
+/// # Errors
+/// As [`request`] and [`Target::call`].
+pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+    let method = schema::method(path).with_context(|| format!("unknown call {path}"))?;
+    let mut request = request(&method, matches)?;
     // Only calls that take two persons have the flag.
     let Ok(Some(reason)) = matches.try_get_one::<String>("approval") else {
         return target.call(path, &Value::Object(request)).await;

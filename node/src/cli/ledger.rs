@@ -10,6 +10,7 @@ use ledger::LedgerConfig;
 use serde_json::{Value, json};
 
 use super::call::{self, Target};
+use super::csv;
 use super::output::{self, table};
 use super::units;
 use crate::check;
@@ -59,6 +60,9 @@ pub async fn run(
         "verify" => return Some(verify(config, matches, json).await),
         _ => return None,
     };
+    if let Some(printed) = csv::print(target, path, matches).await {
+        return Some(printed);
+    }
     Some(
         call::ask(target, path, matches)
             .await

@@ -3,6 +3,7 @@
 
 pub mod call;
 mod contracts;
+mod csv;
 pub mod data;
 pub mod events;
 pub mod journal;

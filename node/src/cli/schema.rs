@@ -83,6 +83,7 @@ fn is_text(message: &MessageDescriptor) -> bool {
 const RESERVED: &[&str] = &[
     "approval",
     "idempotency-key",
+    "csv",
     "data",
     "json",
     "config",
