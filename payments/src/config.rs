@@ -29,6 +29,11 @@ pub struct PaymentsConfig {
     pub payout_purpose: String,
     /// TTL of an intent, in seconds (D30).
     pub intent_life_s: u32,
+    /// Maximum pending intents of a user: each is polled at the bank.
+    pub pending_intents_per_user: u32,
+    /// Maximum polled intents of a user: the pending ones, and those that failed or expired within
+    /// `late_poll_window_s`.
+    pub polled_intents_per_user: u32,
     /// Initial backoff between status polls of a pending intent; each poll doubles it.
     pub poll_first_ms: u64,
     /// Longest backoff between status polls of a pending intent.
@@ -65,6 +70,8 @@ impl Default for PaymentsConfig {
             deposit_purpose: "Пополнение баланса".into(),
             payout_purpose: "Выплата по погашению ЦФА".into(),
             intent_life_s: 900,
+            pending_intents_per_user: 32,
+            polled_intents_per_user: 256,
             poll_first_ms: 3_000,
             poll_most_ms: 60_000,
             late_poll_pause_ms: 600_000,

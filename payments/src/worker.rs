@@ -6,9 +6,9 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use service_kit::clock;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use types::BusinessDay;
@@ -16,6 +16,7 @@ use types::BusinessDay;
 use crate::{
     alert::AlertSinks,
     api::publish as emit,
+    intent::Intent,
     payout::Payout,
     repo::{intents, payouts, reports},
     service::{Fault, Gateway},
@@ -23,10 +24,10 @@ use crate::{
 
 /// Maximum rows per read. More than [`STEPS_MAX`], because rows of running steps are among them.
 const BATCH: i64 = 64;
-/// Maximum payouts that are ordered or polled in parallel. More than one, so that a bank response
-/// that takes the whole timeout does not delay the others. Fewer than the failures in a row after
-/// which no call is sent to the bank (`breaker_failures`, 5): orders that time out together must
-/// not stop deposits.
+/// Maximum payouts that are ordered or polled in parallel, and maximum intents that are polled in
+/// parallel. More than one, so that a bank response that takes the whole timeout does not delay the
+/// others. Fewer than the failures in a row after which no call is sent to the bank
+/// (`breaker_failures`, 5): orders or polls that time out together must not stop deposits.
 const STEPS_MAX: usize = 4;
 /// Longest sleep of a worker, also when nothing is due.
 const SLEEP_MS_MAX: u64 = 2_000;
@@ -41,45 +42,75 @@ const CATCH_UP_DAYS: i64 = 31;
 const ALERT_GROUP: &str = "payments.alerts";
 const USERS_GROUP: &str = "payments.users";
 
+/// Id of a due row, and its step, which has not begun.
+type Due = (String, BoxFuture<'static, ()>);
+/// Reads due rows, and the time in microseconds at which the next row is due.
+type ReadDue = fn(Arc<Gateway>) -> BoxFuture<'static, (Vec<Due>, Option<i64>)>;
+
 /// Orders released payouts at the bank and polls their transfers.
 pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    run_steps(&gateway, due_payouts, &gateway.payouts_due, shutdown).await;
+}
+
+/// Polls intents, and expires pending ones after their lifetime.
+pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    // No call makes a poll due at once.
+    run_steps(&gateway, due_intents, &Notify::new(), shutdown).await;
+}
+
+/// Executes the steps of due rows until the shutdown.
+async fn run_steps(
+    gateway: &Arc<Gateway>,
+    read_due: ReadDue,
+    wake: &Notify,
+    shutdown: CancellationToken,
+) {
     let mut steps = JoinSet::new();
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = drive_payouts(&gateway, &mut steps) => {}
+        () = drive_steps(gateway, read_due, wake, &mut steps) => {}
     }
-    // Cancel-safe: a step stores its state before it calls the bank.
+    // Cancel-safe: a step of a payout stores its state before it calls the bank, and a poll changes
+    // nothing at the bank.
     steps.shutdown().await;
 }
 
-/// Keeps up to [`STEPS_MAX`] payout steps running. They are tasks, so that a step with a store
-/// connection is not suspended while this loop waits for the store.
-async fn drive_payouts(gateway: &Arc<Gateway>, steps: &mut JoinSet<String>) {
-    // Payouts with a running step. They become due again while the bank does not answer.
-    let mut running = HashSet::new();
+/// Keeps up to [`STEPS_MAX`] steps running, in the order in which their rows are due. They are
+/// tasks, so that a step with a store connection is not suspended while this loop waits for the
+/// store.
+async fn drive_steps(
+    gateway: &Arc<Gateway>,
+    read_due: ReadDue,
+    wake: &Notify,
+    steps: &mut JoinSet<String>,
+) {
+    // Rows with a running step. They are due again while the bank does not answer.
+    let mut running = HashSet::<String>::new();
     loop {
-        let now_us = clock::now_us();
-        let due = payouts::due(gateway.db.read(), now_us, BATCH).await;
-        let mut due = log_store(gateway, due).unwrap_or_default().into_iter();
-        let next = payouts::next_due_us(gateway.db.read(), now_us).await;
-        let mut wake_at = Instant::now() + sleep_until(log_store(gateway, next).flatten());
+        let (mut due, next_us) = read_due(gateway.clone()).await;
+        // Here and not when a row is taken: its step may end in between, and would run twice.
+        due.retain(|(id, _)| !running.contains(id));
+        let mut due = due.into_iter();
+        let mut wake_at = Instant::now() + sleep_until(next_us);
         loop {
             while steps.len() < STEPS_MAX
-                && let Some(payout) = due.next()
+                && let Some((id, step)) = due.next()
             {
-                if running.insert(payout.payout_id.clone()) {
-                    let step = step_payout(gateway.clone(), payout);
-                    steps.spawn(step.in_current_span().boxed());
-                }
+                running.insert(id.clone());
+                let step = async move {
+                    step.await;
+                    id
+                };
+                steps.spawn(step.in_current_span());
             }
             let is_full = steps.len() == STEPS_MAX;
             tokio::select! {
-                () = gateway.payouts_due.notified() => break,
+                () = wake.notified() => break,
                 () = tokio::time::sleep_until(wake_at), if !is_full => break,
                 Some(ended) = steps.join_next() => {
-                    // A violated invariant of one payout stops all of them.
-                    let payout_id = ended.expect("a payout step does not panic");
-                    running.remove(&payout_id);
+                    // A violated invariant of one row stops all of its kind.
+                    let id = ended.expect("a step does not panic");
+                    running.remove(&id);
                     // It may be due again.
                     wake_at = wake_at.min(Instant::now() + Duration::from_millis(SLEEP_MS_MIN));
                 }
@@ -88,35 +119,50 @@ async fn drive_payouts(gateway: &Arc<Gateway>, steps: &mut JoinSet<String>) {
     }
 }
 
-/// Executes the due action of a payout; returns the payout id.
-async fn step_payout(gateway: Arc<Gateway>, payout: Payout) -> String {
+/// A [`ReadDue`] of payouts.
+fn due_payouts(gateway: Arc<Gateway>) -> BoxFuture<'static, (Vec<Due>, Option<i64>)> {
+    Box::pin(async move {
+        let now_us = clock::now_us();
+        let due = payouts::due(gateway.db.read(), now_us, BATCH).await;
+        let next_us = payouts::next_due_us(gateway.db.read(), now_us).await;
+        let step = |payout: Payout| {
+            let id = payout.payout_id.clone();
+            (id, step_payout(gateway.clone(), payout).boxed())
+        };
+        let due = log_store(&gateway, due).unwrap_or_default();
+        let next_us = log_store(&gateway, next_us).flatten();
+        (due.into_iter().map(step).collect(), next_us)
+    })
+}
+
+/// Executes the due action of a payout.
+async fn step_payout(gateway: Arc<Gateway>, payout: Payout) {
     if let Err(fault) = gateway.step_payout(&payout.payout_id).await {
         tracing::warn!(payout_id = payout.payout_id, user_id = payout.user_id,
             correlation_id = payout.correlation_id, %fault, "payout step failed; retrying later");
     }
-    payout.payout_id
 }
 
-/// Polls intents, and expires pending ones after their lifetime.
-pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
-    loop {
-        let due = intents::due(gateway.db.read(), clock::now_us(), BATCH).await;
-        for (intent, polls) in log_store(&gateway, due).unwrap_or_default() {
-            let polled = tokio::select! {
-                () = shutdown.cancelled() => return,
-                polled = gateway.poll_intent(&intent, polls) => polled,
-            };
-            if let Err(fault) = polled {
-                tracing::warn!(payment_id = intent.payment_id, user_id = intent.user_id,
-                    correlation_id = intent.correlation_id, %fault, "intent poll failed; retrying later");
-            }
-        }
-        let next = intents::next_due_us(gateway.db.read()).await;
-        let sleep = sleep_until(log_store(&gateway, next).flatten());
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(sleep) => {}
-        }
+/// A [`ReadDue`] of intents.
+fn due_intents(gateway: Arc<Gateway>) -> BoxFuture<'static, (Vec<Due>, Option<i64>)> {
+    Box::pin(async move {
+        let now_us = clock::now_us();
+        let due = intents::due(gateway.db.read(), now_us, BATCH).await;
+        let next_us = intents::next_due_us(gateway.db.read(), now_us).await;
+        let step = |(intent, polls): (Intent, u32)| {
+            let id = intent.payment_id.clone();
+            (id, poll_intent(gateway.clone(), intent, polls).boxed())
+        };
+        let due = log_store(&gateway, due).unwrap_or_default();
+        let next_us = log_store(&gateway, next_us).flatten();
+        (due.into_iter().map(step).collect(), next_us)
+    })
+}
+
+async fn poll_intent(gateway: Arc<Gateway>, intent: Intent, polls: u32) {
+    if let Err(fault) = gateway.poll_intent(&intent, polls).await {
+        tracing::warn!(payment_id = intent.payment_id, user_id = intent.user_id,
+            correlation_id = intent.correlation_id, %fault, "intent poll failed; retrying later");
     }
 }
 

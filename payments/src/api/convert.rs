@@ -17,6 +17,9 @@ use crate::{
     service::Fault,
 };
 
+/// Retry hint for a user with too many unpaid intents, in milliseconds.
+const UNPAID_RETRY_MS: u64 = 60_000;
+
 pub fn money(amount: Rub) -> common::Money {
     to_money(amount.kopecks())
 }
@@ -131,8 +134,8 @@ pub fn report(report: &Report) -> pb::ReconcileReport {
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Status {
         use rpc::status::{
-            failed_precondition, internal, invalid_argument, not_found, unauthenticated,
-            unavailable,
+            failed_precondition, internal, invalid_argument, not_found, resource_exhausted,
+            unauthenticated, unavailable,
         };
 
         use rail::client::BankError;
@@ -145,6 +148,9 @@ impl From<Fault> for Status {
             Fault::ReceiptNotFound => not_found("RECEIPT_NOT_FOUND", text),
             Fault::ReceiptNotOpen => failed_precondition("RECEIPT_NOT_OPEN", text),
             Fault::IntentPaid => failed_precondition("PAYMENT_INTENT_PAID", text),
+            Fault::TooManyIntents => {
+                resource_exhausted("TOO_MANY_PAYMENT_INTENTS", text, UNPAID_RETRY_MS)
+            }
             Fault::ReportNotFound => not_found("REPORT_NOT_FOUND", text),
             Fault::LimitExceeded(_) => failed_precondition("LIMIT_EXCEEDED", text),
             Fault::PayoutSent => failed_precondition("PAYOUT_SENT", text),

@@ -89,6 +89,17 @@ pub async fn by_key(
         .transpose()
 }
 
+/// A user's intents that are polled: the number of pending ones, and of all.
+pub async fn count_polled(db: impl SqliteExecutor<'_>, user_id: &str) -> sqlx::Result<(i64, i64)> {
+    sqlx::query_as(
+        "SELECT COUNT(*) FILTER (WHERE status = 'PENDING'), COUNT(*) \
+         FROM intents INDEXED BY intents_polled_of_user WHERE user_id = $1 AND polled",
+    )
+    .bind(user_id)
+    .fetch_one(db)
+    .await
+}
+
 pub async fn list(
     db: impl SqliteExecutor<'_>,
     filter: Filter<'_>,
@@ -167,11 +178,13 @@ fn read_polled(row: &SqliteRow) -> sqlx::Result<(Intent, u32)> {
     Ok((read(row)?, row.try_get("polls")?))
 }
 
-/// Time of the next poll in microseconds, if any intent is polled.
-pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
+/// Time of the first due poll after `now_us` in microseconds, if an intent waits for one.
+pub async fn next_due_us(db: impl SqliteExecutor<'_>, now_us: i64) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
-        "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_polled WHERE polled",
+        "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_polled \
+         WHERE polled AND next_poll_at_us > $1",
     )
+    .bind(now_us)
     .fetch_one(db)
     .await
 }

@@ -48,12 +48,19 @@ pub struct PaymentOutcome {
 impl Gateway {
     /// Creates an intent. Returns the stored one and `true` if the user's key was used before
     /// (T12).
+    ///
+    /// # Errors
+    /// `TooManyIntents`, `LimitExceeded`.
     pub async fn create_intent(&self, ask: NewIntent) -> Result<(Intent, bool), Fault> {
         let key = &ask.context.idempotency_key;
+        // Before the look-up of the key: otherwise a call with the key may take the last place in
+        // between, and its repeat would be refused.
+        let polled = intents::count_polled(self.db.read(), &ask.user_id).await?;
         if let Some(stored) = intents::by_key(self.db.read(), &ask.user_id, key).await? {
             warn_on_mismatch(&stored, &ask);
             return Ok((stored, true));
         }
+        self.check_polled(polled)?;
         // Specification 4.2.1.
         let (limit, operation) = (LimitType::Deposit, OperationType::Deposit);
         let (user_id, amount) = (&ask.user_id, ask.amount.to_decimal());
@@ -69,15 +76,16 @@ impl Gateway {
             now_us + doubled_us(self.config.poll_first_ms, 0, self.config.poll_most_ms);
 
         let mut tx = self.db.write().await?;
-        if !intents::insert_in_tx(&mut tx, &intent, first_poll_us.min(intent.expires_at_us)).await?
-        {
-            // A concurrent call with the same key was first. The payment code of this call is never
-            // returned, so it is never paid.
-            let stored = intents::by_key(&mut *tx, &ask.user_id, key).await?;
-            let stored = stored.ok_or(Fault::IntentNotFound)?;
+        // Concurrent calls may have been first. The payment code of a call that ends here is never
+        // returned, so it is never paid.
+        if let Some(stored) = intents::by_key(&mut *tx, &ask.user_id, key).await? {
             warn_on_mismatch(&stored, &ask);
             return Ok((stored, true));
         }
+        self.check_polled(intents::count_polled(&mut *tx, &ask.user_id).await?)?;
+        let first_poll_us = first_poll_us.min(intent.expires_at_us);
+        let is_new = intents::insert_in_tx(&mut tx, &intent, first_poll_us).await?;
+        assert!(is_new, "no intent has the key: {}", intent.payment_id);
         events::outbox::append_in_tx(&mut tx, &[emit::intent_created(&intent)]).await?;
         tx.commit().await?;
         metrics::counter!("payment_intents_created_total", "method" => ask.method.as_str())
@@ -85,6 +93,18 @@ impl Gateway {
         tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id,
             amount = %intent.amount, "payment intent created");
         Ok((intent, false))
+    }
+
+    /// Refuses a further intent of a user with these pending and polled ones. Each is polled at the
+    /// bank until it is paid or the window of late polls has ended.
+    fn check_polled(&self, (pending, polled): (i64, i64)) -> Result<(), Fault> {
+        let config = &self.config;
+        let is_full = pending >= i64::from(config.pending_intents_per_user)
+            || polled >= i64::from(config.polled_intents_per_user);
+        match is_full {
+            true => Err(Fault::TooManyIntents),
+            false => Ok(()),
+        }
     }
 
     /// Registers the payment at the bank, which returns the link or code for the payer.

@@ -161,6 +161,8 @@ pub enum Fault {
     ReceiptNotOpen,
     #[error("Payment intent is paid")]
     IntentPaid,
+    #[error("Too many unpaid payment intents")]
+    TooManyIntents,
     #[error("Reconciliation report not found")]
     ReportNotFound,
     /// The reason of the limit check, verbatim.

@@ -1,6 +1,6 @@
 //! Intents: limits, methods, events, expiry, polls.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use events::Embedded;
 use payments::{AlertSinks, PaymentsConfig, PaymentsDeps};
@@ -15,7 +15,10 @@ use rpc::{Channel, LocalSlot};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub};
+use crate::payouts::Slow;
+use crate::world::{
+    ALICE, Setup, World, amount_of, ctx, ctx_with, intent_ask, payment_notice, rub,
+};
 
 fn us(time: &Option<prost_types::Timestamp>) -> i64 {
     proto::convert::timestamp_us(time.as_ref().unwrap())
@@ -300,6 +303,164 @@ async fn r105_concurrent_calls_with_one_key_make_one_intent() {
     world.stop().await;
 }
 
+/// Asserts that a further intent of Alice is refused.
+async fn assert_too_many(world: &World) {
+    let ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+    let refused = world.payments().create_payment_intent(ask).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::ResourceExhausted, "Too many unpaid payment intents")
+    );
+    let reason = rpc::status::reason(&refused);
+    assert_eq!(reason.as_deref(), Some("TOO_MANY_PAYMENT_INTENTS"));
+}
+
+// rows: R105 R341
+#[tokio::test]
+async fn r341_pending_intents_of_a_user_are_bounded_and_a_paid_one_frees_a_place() {
+    let world = World::start_with(|setup| setup.payments.pending_intents_per_user = 2).await;
+    world.create_user("bob").await;
+    let first = world.qr("1.00").await;
+    let mut ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+    ask.context = ctx_with("second");
+    let second = world.payments().create_payment_intent(ask.clone()).await;
+    let second = second.unwrap().into_inner();
+
+    world.identity_calls.lock().unwrap().clear();
+    assert_too_many(&world).await;
+    // The refusal costs no call.
+    assert!(world.identity_calls.lock().unwrap().is_empty());
+    let repeat = world.payments().create_payment_intent(ask).await.unwrap();
+    assert_eq!(repeat.into_inner(), second);
+    let bob = intent_ask("bob", "1.00", PaymentMethod::SbpQr);
+    world.payments().create_payment_intent(bob).await.unwrap();
+
+    world.pay(&first.qr_payload).await;
+    world
+        .until_status(&first.payment_id, common::PaymentStatus::Success)
+        .await;
+    world.qr("1.00").await;
+    assert_too_many(&world).await;
+    world.stop().await;
+}
+
+// rows: R323 R341
+#[tokio::test]
+async fn r341_failed_and_expired_intents_free_places_while_few_are_polled() {
+    let world = World::start_with(|setup| {
+        setup.payments.pending_intents_per_user = 1;
+        setup.payments.polled_intents_per_user = 2;
+    })
+    .await;
+    for status in ["FAILED", "EXPIRED"] {
+        let intent = world.qr("1.00").await;
+        assert_too_many(&world).await;
+        let ended = payment_notice(&intent.payment_id, status, "1.00");
+        assert_eq!(world.post_webhook(status, &ended).await.0, 200);
+        if status == "EXPIRED" {
+            // Late money still counts, so both are polled.
+            assert_too_many(&world).await;
+            let late = payment_notice(&intent.payment_id, "SUCCESS", "1.00");
+            assert_eq!(world.post_webhook("late", &late).await.0, 200);
+        }
+    }
+    world.qr("1.00").await;
+    world.stop().await;
+}
+
+// rows: R341
+#[tokio::test]
+async fn r341_concurrent_calls_make_no_more_intents_than_the_bound() {
+    let world = World::start_with(|setup| setup.payments.pending_intents_per_user = 3).await;
+    let calls = (0..8).map(|_| {
+        let mut client = world.payments();
+        let ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+        async move { client.create_payment_intent(ask).await }
+    });
+    let answers = futures::future::join_all(calls).await;
+    let refused: Vec<Code> = answers
+        .into_iter()
+        .filter_map(|answer| answer.err().map(|refused| refused.code()))
+        .collect();
+    assert_eq!(refused, [Code::ResourceExhausted; 5]);
+    let listed = world
+        .payments()
+        .list_payment_intents(wire::ListPaymentIntentsRequest::default())
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().intents.len(), 3);
+    world.stop().await;
+}
+
+fn poll_often(setup: &mut Setup) {
+    setup.payments.poll_first_ms = 20;
+    setup.payments.poll_most_ms = 50;
+}
+
+// rows: R127 R323
+#[tokio::test]
+async fn r127_a_slow_status_of_one_payment_delays_no_poll_of_another() {
+    let (world, slow, proxy) = Slow::start_with(poll_often).await;
+    world.set_fault(BankFault::WebhookLost, "").await;
+    let stuck = world.qr("1.00").await;
+    let stuck_id = stuck.payment_id.as_str();
+    let slow_payments = &slow.slow_payments;
+    slow_payments.lock().unwrap().insert(stuck_id.to_owned());
+    slow.until_arrived(1).await;
+    let mut others = Vec::new();
+    for _ in 0..6 {
+        let intent = world.qr("1.00").await;
+        world.pay(&intent.qr_payload).await;
+        others.push(intent);
+    }
+    for intent in &others {
+        world
+            .until_status(&intent.payment_id, common::PaymentStatus::Success)
+            .await;
+    }
+    // It is due all the time, but polled once at a time.
+    assert_eq!(slow.arrived(), [stuck_id]);
+    world.pay(&stuck.qr_payload).await;
+    slow.permits.add_permits(1_000);
+    world
+        .until_status(stuck_id, common::PaymentStatus::Success)
+        .await;
+    let deposits: Vec<wire::FiatDepositedEvent> =
+        world.events_of("FiatDepositedEvent", stuck_id).await;
+    assert_eq!(deposits.len(), 1);
+    world.stop().await;
+    proxy.abort();
+}
+
+// rows: R127
+#[tokio::test]
+async fn r127_at_most_four_payments_are_polled_in_parallel() {
+    let (world, slow, proxy) = Slow::start_with(poll_often).await;
+    world.set_fault(BankFault::WebhookLost, "").await;
+    let mut intents = Vec::new();
+    for _ in 0..10 {
+        let intent = world.qr("1.00").await;
+        let payment_id = intent.payment_id.clone();
+        slow.slow_payments.lock().unwrap().insert(payment_id);
+        world.pay(&intent.qr_payload).await;
+        intents.push(intent);
+    }
+    slow.until_arrived(4).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let arrived = slow.arrived();
+    assert_eq!(arrived.len(), 4);
+    assert_eq!(HashSet::<String>::from_iter(arrived).len(), 4);
+    slow.permits.add_permits(1_000);
+    for intent in &intents {
+        world
+            .until_status(&intent.payment_id, common::PaymentStatus::Success)
+            .await;
+    }
+    world.stop().await;
+    proxy.abort();
+}
+
 // rows: R119
 #[tokio::test]
 async fn r119_a_paid_code_ends_in_success_and_one_deposit_event() {
@@ -373,7 +534,7 @@ async fn r323_an_unpaid_intent_expires_and_a_late_success_still_counts() {
         .until_status(&intent.payment_id, common::PaymentStatus::Expired)
         .await;
     assert!(us(&expired.updated_at) >= us(&intent.expires_at));
-    let body = crate::world::payment_notice(&intent.payment_id, "SUCCESS", "30.00");
+    let body = payment_notice(&intent.payment_id, "SUCCESS", "30.00");
     assert_eq!(world.post_webhook("late-1", &body).await.0, 200);
     assert_eq!(
         world.intent(&intent.payment_id).await.status,

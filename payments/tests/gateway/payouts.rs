@@ -1,6 +1,7 @@
 //! Payouts: recorded, released, ordered once, confirmed or failed.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -22,8 +23,8 @@ use tokio::{net::TcpListener, sync::Semaphore, task::JoinHandle};
 use tonic::Code;
 
 use crate::world::{
-    ALICE, World, amount_of, ctx, ctx_with, http_client, in_time, intent_ask, rub, transfer_notice,
-    until, valid_account,
+    ALICE, Setup, World, amount_of, ctx, ctx_with, http_client, in_time, intent_ask, rub,
+    transfer_notice, until, valid_account,
 };
 
 const PENDING: i32 = common::PaymentStatus::Pending as i32;
@@ -739,21 +740,28 @@ async fn r127_a_lost_response_is_retried_with_the_same_request_id() {
     proxy.abort();
 }
 
-/// Proxy to the bank that passes on an order of a payout `slow…` only with a permit.
+/// Proxy to the bank that passes on an order of a payout `slow…`, and a status poll of a slow
+/// payment, only with a permit.
 #[derive(Clone)]
-struct Slow {
+pub struct Slow {
     bank: Lossy,
-    permits: Arc<Semaphore>,
-    /// Request ids of all orders that arrived.
+    pub permits: Arc<Semaphore>,
+    pub slow_payments: Arc<Mutex<HashSet<String>>>,
+    /// Request ids of all orders that arrived, and payment ids of all slow polls.
     arrived: Arc<Mutex<Vec<String>>>,
 }
 
 impl Slow {
-    /// A funded world whose calls to the bank never time out within a test.
     async fn start() -> (World, Slow, JoinHandle<()>) {
+        Slow::start_with(|_| ()).await
+    }
+
+    /// A funded world whose calls to the bank never time out within a test.
+    pub async fn start_with(change: impl FnOnce(&mut Setup)) -> (World, Slow, JoinHandle<()>) {
         let slow = Slow {
             bank: Lossy::default(),
             permits: Arc::new(Semaphore::new(0)),
+            slow_payments: Arc::default(),
             arrived: Arc::default(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -764,6 +772,7 @@ impl Slow {
         let world = World::start_with(|setup| {
             setup.bank_url = Some(proxy_url);
             setup.payments.client.call_timeout_ms = 600_000;
+            change(setup);
         })
         .await;
         slow.bank.bank_url.set(world.bank_url.clone()).unwrap();
@@ -771,12 +780,12 @@ impl Slow {
         (world, slow, proxy)
     }
 
-    fn arrived(&self) -> Vec<String> {
+    pub fn arrived(&self) -> Vec<String> {
         self.arrived.lock().unwrap().clone()
     }
 
-    async fn until_arrived(&self, orders: usize) {
-        until(async || (self.arrived().len() == orders).then_some(())).await;
+    pub async fn until_arrived(&self, requests: usize) {
+        until(async || (self.arrived().len() == requests).then_some(())).await;
     }
 }
 
@@ -794,6 +803,12 @@ async fn pass_on_slowly(
         if is_slow {
             slow.permits.acquire().await.unwrap().forget();
         }
+    }
+    let payment_id = uri.path().strip_prefix("/sbp/v1/payments/");
+    let payment_id = payment_id.filter(|id| slow.slow_payments.lock().unwrap().contains(*id));
+    if let Some(payment_id) = payment_id {
+        slow.arrived.lock().unwrap().push(payment_id.to_owned());
+        slow.permits.acquire().await.unwrap().forget();
     }
     pass_on(State(slow.bank), method, uri, headers, body).await
 }

@@ -194,6 +194,7 @@ async fn no_statement_scans_a_table() {
         "FROM intents INDEXED BY intents_by_status",
         "FROM intents INDEXED BY intents_by_user",
         "FROM intents INDEXED BY intents_pending",
+        "FROM intents INDEXED BY intents_polled_of_user",
         "FROM intents INDEXED BY intents_polled",
         "FROM intents INDEXED BY intents_unsettled",
         "FROM intents WHERE user_id = $1 AND idempotency_key = $2",
