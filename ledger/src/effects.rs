@@ -18,13 +18,7 @@ pub enum Effect {
         /// Initial status.
         status: OperationStatus,
     },
-    PostingCreated {
-        posting_id: Id,
-        operation_id: Id,
-        debit_subaccount_id: Id,
-        credit_subaccount_id: Id,
-        amount: Units,
-    },
+    PostingCreated(PostingCreated),
     StatusChanged {
         operation_id: Id,
         old: OperationStatus,
@@ -38,21 +32,27 @@ pub enum Effect {
         new: Decimal,
         operation_id: Id,
     },
-    HoldCreated {
+    HoldChanged {
         hold_id: Id,
         subaccount_id: Id,
-        amount: Units,
-        reason: String,
-    },
-    HoldReleased {
-        hold_id: Id,
-        subaccount_id: Id,
-        reason: String,
+        change: HoldChange,
     },
     /// An act that the store seals in its audit records.
     ActRecorded(Box<Act>),
-    HoldConsumed {
-        hold_id: Id,
-        subaccount_id: Id,
-    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostingCreated {
+    pub posting_id: Id,
+    pub operation_id: Id,
+    pub debit_subaccount_id: Id,
+    pub credit_subaccount_id: Id,
+    pub amount: Units,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HoldChange {
+    Created { amount: Units, reason: String },
+    Released { reason: String },
+    Consumed,
 }

@@ -6,6 +6,7 @@
 
 use events::{EventRef, topics};
 use prost::{Message, encoding::message};
+use prost_types::Timestamp;
 use proto::{
     audit::v1 as audit,
     common::v1 as common,
@@ -15,7 +16,8 @@ use proto::{
 use uuid::Uuid;
 
 use crate::{
-    effects::Effect,
+    audit::Act,
+    effects::{Effect, HoldChange, PostingCreated},
     ids::IdGenerator,
     model::{Id, Units},
 };
@@ -41,7 +43,8 @@ pub fn emit_events(
         let id = ids.uuid();
         payload.clear();
         payload.extend_from_slice(&contexts_encoded[*command]);
-        let (type_name, key, subject) = encode(effect, id, now_us, &mut payload);
+        encode(effect, id, to_timestamp_us(now_us), &mut payload);
+        let (type_name, key, subject) = head(effect);
         to(EventRef {
             id,
             topic: match effect {
@@ -79,14 +82,46 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
     Some(to_monetary_amount(&units.instrument_id, units.decimal()))
 }
 
-/// Appends the fields after the context. Returns the full message name, the key and the subject.
-fn encode<'a>(
-    effect: &'a Effect,
-    event_id: Uuid,
-    now_us: i64,
-    to: &mut Vec<u8>,
-) -> (&'static str, &'a Id, &'a Id) {
-    let at = Some(to_timestamp_us(now_us));
+/// Full name of the message, key and subject of an effect's event.
+fn head(effect: &Effect) -> (&'static str, &Id, &Id) {
+    match effect {
+        Effect::OperationCreated { operation_id, .. } => {
+            let name = "dfa.ledger.v1.OperationCreatedEvent";
+            (name, operation_id, operation_id)
+        }
+        Effect::PostingCreated(posting) => {
+            let name = "dfa.ledger.v1.PostingCreatedEvent";
+            (name, &posting.operation_id, &posting.posting_id)
+        }
+        Effect::StatusChanged { operation_id, .. } => {
+            let name = "dfa.ledger.v1.OperationStatusChangedEvent";
+            (name, operation_id, operation_id)
+        }
+        Effect::BalanceUpdated { subaccount_id, .. } => {
+            let name = "dfa.ledger.v1.BalanceUpdatedEvent";
+            (name, subaccount_id, subaccount_id)
+        }
+        Effect::HoldChanged {
+            hold_id,
+            subaccount_id,
+            change,
+        } => {
+            let name = match change {
+                HoldChange::Created { .. } => "dfa.ledger.v1.HoldCreatedEvent",
+                HoldChange::Released { .. } => "dfa.ledger.v1.HoldReleasedEvent",
+                HoldChange::Consumed => "dfa.ledger.v1.HoldConsumedEvent",
+            };
+            (name, subaccount_id, hold_id)
+        }
+        Effect::ActRecorded(act) => {
+            let name = "dfa.audit.v1.AuditRecordEvent";
+            (name, &act.object_id, &act.object_id)
+        }
+    }
+}
+
+/// Appends the fields after the context.
+fn encode(effect: &Effect, event_id: Uuid, at: Timestamp, to: &mut Vec<u8>) {
     match effect {
         Effect::OperationCreated {
             operation_id,
@@ -101,38 +136,11 @@ fn encode<'a>(
                 r#type: kind.code(),
                 user_id: user_id.to_string(),
                 amount: amount(units),
-                created_at: at,
+                created_at: Some(at),
             };
             append(&message, to);
-            (
-                "dfa.ledger.v1.OperationCreatedEvent",
-                operation_id,
-                operation_id,
-            )
         }
-        Effect::PostingCreated {
-            posting_id,
-            operation_id,
-            debit_subaccount_id,
-            credit_subaccount_id,
-            amount: units,
-        } => {
-            let message = wire::PostingCreatedEvent {
-                context: None,
-                posting_id: posting_id.to_string(),
-                operation_id: operation_id.to_string(),
-                debit_subaccount_id: debit_subaccount_id.to_string(),
-                credit_subaccount_id: credit_subaccount_id.to_string(),
-                amount: amount(units),
-                created_at: at,
-            };
-            append(&message, to);
-            (
-                "dfa.ledger.v1.PostingCreatedEvent",
-                operation_id,
-                posting_id,
-            )
-        }
+        Effect::PostingCreated(posting) => append(&posting_created(posting, at), to),
         Effect::StatusChanged {
             operation_id,
             old,
@@ -145,14 +153,9 @@ fn encode<'a>(
                 old_status: old.code(),
                 new_status: new.code(),
                 reason: reason.clone(),
-                changed_at: at,
+                changed_at: Some(at),
             };
             append(&message, to);
-            (
-                "dfa.ledger.v1.OperationStatusChangedEvent",
-                operation_id,
-                operation_id,
-            )
         }
         Effect::BalanceUpdated {
             subaccount_id,
@@ -166,75 +169,86 @@ fn encode<'a>(
                 old_balance: Some(to_decimal(*old)),
                 new_balance: Some(to_decimal(*new)),
                 operation_id: operation_id.to_string(),
-                updated_at: at,
+                updated_at: Some(at),
             };
             append(&message, to);
-            (
-                "dfa.ledger.v1.BalanceUpdatedEvent",
-                subaccount_id,
-                subaccount_id,
-            )
         }
-        Effect::HoldCreated {
+        Effect::HoldChanged {
             hold_id,
             subaccount_id,
+            change,
+        } => encode_hold(hold_id, subaccount_id, change, at, to),
+        Effect::ActRecorded(act) => append(&act_recorded(act, event_id, at), to),
+    }
+}
+
+fn posting_created(posting: &PostingCreated, at: Timestamp) -> wire::PostingCreatedEvent {
+    wire::PostingCreatedEvent {
+        context: None,
+        posting_id: posting.posting_id.to_string(),
+        operation_id: posting.operation_id.to_string(),
+        debit_subaccount_id: posting.debit_subaccount_id.to_string(),
+        credit_subaccount_id: posting.credit_subaccount_id.to_string(),
+        amount: amount(&posting.amount),
+        created_at: Some(at),
+    }
+}
+
+fn encode_hold(
+    hold_id: &Id,
+    subaccount_id: &Id,
+    change: &HoldChange,
+    at: Timestamp,
+    to: &mut Vec<u8>,
+) {
+    let hold_id = hold_id.to_string();
+    match change {
+        HoldChange::Created {
             amount: units,
             reason,
         } => {
             let message = wire::HoldCreatedEvent {
                 context: None,
-                hold_id: hold_id.to_string(),
+                hold_id,
                 subaccount_id: subaccount_id.to_string(),
                 amount: amount(units),
                 reason: reason.clone(),
-                created_at: at,
+                created_at: Some(at),
             };
             append(&message, to);
-            ("dfa.ledger.v1.HoldCreatedEvent", subaccount_id, hold_id)
         }
-        Effect::HoldReleased {
-            hold_id,
-            subaccount_id,
-            reason,
-        } => {
+        HoldChange::Released { reason } => {
             let message = wire::HoldReleasedEvent {
                 context: None,
-                hold_id: hold_id.to_string(),
+                hold_id,
                 reason: reason.clone(),
-                released_at: at,
+                released_at: Some(at),
             };
             append(&message, to);
-            ("dfa.ledger.v1.HoldReleasedEvent", subaccount_id, hold_id)
         }
-        Effect::ActRecorded(act) => {
-            let message = audit::AuditRecordEvent {
-                context: None,
-                record_id: event_id.to_string(),
-                service: "ledger".to_owned(),
-                action: act.action.to_owned(),
-                actor: act.actor.clone(),
-                object_id: act.object_id.to_string(),
-                before: act.before.clone(),
-                after: act.after.clone(),
-                reason: act.reason.clone(),
-                at,
-            };
-            append(&message, to);
-            let object = &act.object_id;
-            ("dfa.audit.v1.AuditRecordEvent", object, object)
-        }
-        Effect::HoldConsumed {
-            hold_id,
-            subaccount_id,
-        } => {
+        HoldChange::Consumed => {
             let message = wire::HoldConsumedEvent {
                 context: None,
-                hold_id: hold_id.to_string(),
-                consumed_at: at,
+                hold_id,
+                consumed_at: Some(at),
             };
             append(&message, to);
-            ("dfa.ledger.v1.HoldConsumedEvent", subaccount_id, hold_id)
         }
+    }
+}
+
+fn act_recorded(act: &Act, event_id: Uuid, at: Timestamp) -> audit::AuditRecordEvent {
+    audit::AuditRecordEvent {
+        context: None,
+        record_id: event_id.to_string(),
+        service: "ledger".to_owned(),
+        action: act.action.to_owned(),
+        actor: act.actor.clone(),
+        object_id: act.object_id.to_string(),
+        before: act.before.clone(),
+        after: act.after.clone(),
+        reason: act.reason.clone(),
+        at: Some(at),
     }
 }
 

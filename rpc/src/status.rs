@@ -144,6 +144,11 @@ pub fn reason(status: &Status) -> Option<String> {
     status.get_details_error_info().map(|info| info.reason)
 }
 
+/// A value of `ErrorInfo.metadata` of a status.
+pub fn detail(status: &Status, name: &str) -> Option<String> {
+    status.get_details_error_info()?.metadata.remove(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

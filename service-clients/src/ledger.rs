@@ -176,9 +176,9 @@ pub struct Batch {
 }
 
 /// A batch request with its idempotency key. Callers store it before the first attempt and send it
-/// unchanged in every attempt.
+/// unchanged in every attempt, unless the ledger refuses it and operations are withdrawn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SealedBatch(pb::CreateOperationsRequest);
+pub struct SealedBatch(pub(crate) pb::CreateOperationsRequest);
 
 impl SealedBatch {
     /// Seals a batch. The request id is the key, so equal batches encode to equal bytes.
@@ -559,11 +559,13 @@ impl LedgerClient {
         self.peer.send(request, call!(create_operations)).await
     }
 
-    /// Posts a sealed batch. Returns true if the ledger had already posted it.
+    /// Posts a sealed batch. Returns true if the ledger had already posted it. The text of a
+    /// refusal names the refused trade or hold.
     #[boxed]
     pub async fn create_sealed_operations(&self, sealed: &SealedBatch) -> Answer<bool> {
         let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
-        Ok(answer.await?.replayed)
+        let answer = answer.await.map_err(|error| sealed.locate(error))?;
+        Ok(answer.replayed)
     }
 
     /// Changes one hold, once per key.

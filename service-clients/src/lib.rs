@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `policy` | deadlines, retries, and the error of a failed call ([`CallError`]) |
 //! | `convert` | numbers and amounts from messages |
+//! | `withdrawal` | operations that leave a batch because the ledger refuses them |
 //! | `ledger`, `cfa`, `identity`, `payments`, `market`, `chain` | one client per service |
 //!
 //! Architecture invariants: no service is a dependency, and no generated message is public. A write
@@ -17,6 +18,7 @@ pub mod ledger;
 mod market;
 mod payments;
 mod policy;
+mod withdrawal;
 
 pub use cfa::CfaClient;
 pub use chain::ChainClient;

@@ -225,7 +225,7 @@ impl SettlementService for Api {
         let Some((waiting, earlier)) = waiting.map_err(failed)? else {
             return Err(status::not_found(
                 "STEP_NOT_FOUND",
-                "No step and no open difference waits under this id",
+                "No waiting step, open difference or trade of a waiting batch has this id",
             ));
         };
         tracing::info!(
@@ -340,7 +340,7 @@ fn case(of: Case) -> pb::Case {
 
 fn refused(refusal: BustRefusal) -> Status {
     let text = match refusal {
-        BustRefusal::NotWaiting => "Trade is not in the batch that waits for the chain",
+        BustRefusal::NotWaiting => "Trade is not in the batch that waits for ledger or chain",
         BustRefusal::NotStuck => "Batch of the trade is not stuck",
         BustRefusal::Submitted => "Batch of the trade is with the chain service",
         BustRefusal::Away => return status::unavailable("Chain service", 1_000),

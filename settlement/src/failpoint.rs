@@ -3,6 +3,8 @@
 pub use service_kit::failpoint::reach;
 
 pub const SEALED: &str = "settlement.sealed";
+/// Trades have left a batch that the ledger refuses; the batch is stored and not posted.
+pub const WITHDRAWN: &str = "settlement.withdrawn";
 pub const POSTED: &str = "settlement.posted";
 pub const SUBMITTED: &str = "settlement.submitted";
 pub const FINALIZED: &str = "settlement.finalized";

@@ -34,7 +34,7 @@ pub mod split;
 pub mod trading_state;
 
 pub use progress::{Lag, Progress, Stats, Suspension};
-pub use repo::{BreakRow, StoreError};
+pub use repo::{BreakRow, StoreError, bust_or_open, open_batch_ids};
 pub use run::{
     JournalPort, SettlementConfig, SettlementDeps, SettlementHandle, StartError, journal_port,
     sealed_store, settled_through, start, verify_audit,

@@ -6,7 +6,8 @@
 //! step and stores the state; after a crash it repeats the step. No chain step precedes the ledger
 //! posting (`design.md` 4). Trades that an attempt does not execute are submitted once more, in a
 //! new batch. Trades that fail again are bust, and their operations are reversed (T21). Trades that
-//! an operator withdraws before their submission are bust at the batch's end.
+//! an operator withdraws before their submission are bust at the batch's end. Trades that leave the
+//! batch before it is posted have no operations to reverse.
 
 types::code_enum! {
     /// State of a batch.
@@ -44,7 +45,7 @@ pub enum Step {
         trades: Vec<u32>,
         tx_hash: String,
     },
-    /// Reverse the operations of these trades.
+    /// Reverse the operations of these trades, except of those in [`Saga::unposted`].
     Bust {
         trades: Vec<u32>,
     },
@@ -61,8 +62,8 @@ pub enum StepResult {
         tx_hash: String,
         failed: Vec<u32>,
     },
-    /// Instead of the submission: these trades leave the batch, which the chain service does not
-    /// have.
+    /// Instead of the posting or the submission: these trades leave the batch, which the ledger or
+    /// the chain service does not have.
     Withdrawn {
         trades: Vec<u32>,
     },
@@ -97,6 +98,9 @@ pub struct Saga {
     /// Trades that an operator withdrew. A store of an older release has no such field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawn: Vec<u32>,
+    /// Those of them without operations in the ledger.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unposted: Vec<u32>,
     /// Transaction hash of the current attempt, once final.
     pub tx_hash: Option<String>,
 }
@@ -110,6 +114,7 @@ impl Saga {
             failed: Vec::new(),
             bust: Vec::new(),
             withdrawn: Vec::new(),
+            unposted: Vec::new(),
             tx_hash: None,
         }
     }
@@ -151,19 +156,18 @@ impl Saga {
     pub fn handle_result(&mut self, result: StepResult) -> Result<(), UnexpectedResult> {
         match (self.state, &result) {
             (State::Sealed, StepResult::Posted) => {
-                self.state = if self.open.is_empty() {
-                    State::Final
-                } else {
-                    State::Posted
-                };
+                self.state = State::Posted;
+                if self.open.is_empty() {
+                    self.after_attempt();
+                }
+            }
+            (State::Sealed, StepResult::Withdrawn { trades }) => {
+                let withdrawn = self.withdraw(trades);
+                self.unposted.extend(withdrawn);
             }
             (State::Posted, StepResult::Submitted) => self.state = State::Submitted,
             (State::Posted, StepResult::Withdrawn { trades }) => {
-                let open = std::mem::take(&mut self.open).into_iter();
-                let (withdrawn, open): (Vec<u32>, Vec<u32>) =
-                    open.partition(|trade| trades.contains(trade));
-                self.withdrawn.extend(withdrawn);
-                self.open = open;
+                self.withdraw(trades);
                 if self.open.is_empty() {
                     self.bust_all(Vec::new());
                 }
@@ -195,6 +199,16 @@ impl Saga {
             (state, _) => return Err(UnexpectedResult { state, result }),
         }
         Ok(())
+    }
+
+    /// Removes trades from the open ones; returns those that were open.
+    fn withdraw(&mut self, trades: &[u32]) -> Vec<u32> {
+        let open = std::mem::take(&mut self.open).into_iter();
+        let (withdrawn, open): (Vec<u32>, Vec<u32>) =
+            open.partition(|trade| trades.contains(trade));
+        self.withdrawn.extend(&withdrawn);
+        self.open = open;
+        withdrawn
     }
 
     /// Retries the failed trades or busts them. All executed trades are finalized in the ledger.

@@ -8,14 +8,40 @@ use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
 use types::Event;
-use world::services::{Platform, config};
-use world::{CHILD_FOLDER, Market, killed_at, node};
+use world::services::{Platform, config, context};
+use world::{CHILD_FOLDER, Market, in_time, killed_at, node};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// File in the folder: the chain leaves out trades with the number [`LEFT_OUT`] in every attempt.
 const REFUSES: &str = "refuses";
 const LEFT_OUT: u64 = 2;
+
+/// File in the folder: the ledger refuses the first trade, and an operator busts it.
+const LEDGER_REFUSES: &str = "ledger-refuses";
+
+/// The public id of the market's first trade.
+fn first_trade(market: &Market) -> String {
+    let mut events = market.records.iter().flat_map(|record| &record.events);
+    let trade = events.find(|event| matches!(event.event, Event::Trade(_)));
+    trade.expect("a trade").trade_uuid(node()).to_string()
+}
+
+/// Busts a trade as soon as its batch is stuck.
+async fn bust(platform: &Platform, trade: &str) {
+    let (mut operators, _slot) = platform.operators();
+    let request = || proto::settlement::v1::BustTradeRequest {
+        context: context(&format!("bust-{trade}")),
+        trade_id: trade.to_owned(),
+        reason: "test".to_owned(),
+    };
+    let busting = async {
+        while operators.bust_trade(request()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    in_time("the bust", busting).await;
+}
 
 fn market() -> Market {
     let mut market = Market::new(11);
@@ -33,6 +59,8 @@ async fn run(folder: &std::path::Path) -> Platform {
     settings.batch_trades_max = 2;
     // The gateway's blocked money and the journal outlive the process.
     let funded = folder.join("funded");
+    let is_refused = folder.join(LEDGER_REFUSES).exists();
+    let refused = is_refused.then(|| first_trade(&market));
     let platform = if funded.exists() {
         Platform::start(folder, settings, &market.records).await
     } else {
@@ -41,10 +69,16 @@ async fn run(folder: &std::path::Path) -> Platform {
             platform.chain.left_out.lock().unwrap().insert(LEFT_OUT);
         }
         platform.fund(&market).await;
+        if let Some(trade) = &refused {
+            platform.occupy(trade).await;
+        }
         std::fs::write(&funded, "").unwrap();
         platform.feed(&market.records);
         platform
     };
+    if let Some(trade) = &refused {
+        bust(&platform, trade).await;
+    }
     let end = market.position();
     tokio::time::timeout(PATIENCE, platform.settlement.drained(end))
         .await
@@ -128,6 +162,36 @@ async fn r190_killed_after_its_operations_are_reversed_a_trade_is_bust_once() {
     let (mut operators, slot) = platform.operators();
     let cases = operators.list_cases(proto::settlement::v1::ListCasesRequest::default());
     assert_eq!(cases.await.unwrap().into_inner().cases.len(), bust);
+    drop(slot);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// rows: R186 R190
+#[tokio::test]
+async fn r190_killed_while_a_trade_leaves_a_refused_batch_it_is_bust_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(LEDGER_REFUSES), "").unwrap();
+    for place in ["settlement.withdrawn:1", "settlement.busted:1"] {
+        killed_at(place, folder.path());
+    }
+    let market = market();
+    let refused = first_trade(&market);
+    let mut platform = run(folder.path()).await;
+    platform.reported(market.position()).await;
+    assert!(platform.is_bust(&refused));
+    assert_eq!(platform.operation(&refused).await, None);
+    let moved = platform.chain.moved();
+    for event in market.records.iter().flat_map(|record| &record.events) {
+        if matches!(event.event, Event::Trade(_)) {
+            let id = event.trade_uuid(node()).to_string();
+            let expected = (id != refused).then_some(&1);
+            assert_eq!(moved.get(&id), expected, "trade {id}");
+        }
+    }
+    let (mut operators, slot) = platform.operators();
+    let cases = operators.list_cases(proto::settlement::v1::ListCasesRequest::default());
+    assert_eq!(cases.await.unwrap().into_inner().cases.len(), 1);
     drop(slot);
     platform.assert_agrees(&market).await;
     platform.stop().await;

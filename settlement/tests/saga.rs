@@ -157,7 +157,6 @@ fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
         saga.handle_result(StepResult::Withdrawn { trades })
     };
     let mut saga = Saga::new(3);
-    assert!(withdrawn(&mut saga, &[1]).is_err(), "not before the ledger");
     saga.handle_result(StepResult::Posted).unwrap();
     let mut alone = saga.clone();
     // The others go on, and the withdrawn trade is bust with those that fail.
@@ -203,11 +202,59 @@ fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
 }
 
 // rows: R186
+#[test]
+fn r186_a_trade_withdrawn_before_its_posting_is_bust_and_the_others_are_settled() {
+    let withdrawn = |saga: &mut Saga, trades: &[u32]| {
+        let trades = trades.to_vec();
+        saga.handle_result(StepResult::Withdrawn { trades })
+    };
+    let mut saga = Saga::new(3);
+    withdrawn(&mut saga, &[1]).unwrap();
+    assert_eq!(
+        saga.next(),
+        Step::Post,
+        "the batch is posted without the trade"
+    );
+    let mut alone = saga.clone();
+    let mut world = World::new(3);
+    world.left_out = [vec![2], vec![2]];
+    for n in 0.. {
+        let step = saga.next();
+        if step == Step::Done {
+            break;
+        }
+        let answer = world.execute(&step);
+        let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
+        kept.handle_result(answer).unwrap();
+        saga = kept;
+        assert!(n < 30);
+    }
+    assert_eq!((world.moved, world.reversed), (vec![1, 0, 0], vec![1, 2]));
+    assert_eq!((saga.bust, saga.state), (vec![1, 2], State::Final));
+    assert_eq!(
+        saga.unposted,
+        [1],
+        "only the other one has operations to reverse"
+    );
+
+    // Without trades the batch is still posted: it has hold steps and moves the position.
+    withdrawn(&mut alone, &[0, 2]).unwrap();
+    assert_eq!(alone.next(), Step::Post);
+    alone.handle_result(StepResult::Posted).unwrap();
+    let trades = vec![0, 1, 2];
+    assert_eq!(alone.next(), Step::Bust { trades });
+    alone.handle_result(StepResult::Busted).unwrap();
+    assert_eq!(alone.state, State::Final);
+    assert_eq!(alone.unposted.len(), 3);
+}
+
+// rows: R186
 /// The stored form of a batch without withdrawn trades is that of older releases.
 #[test]
 fn a_saga_of_an_older_release_is_read() {
     let stored = serde_json::to_string(&Saga::new(1)).unwrap();
     assert!(!stored.contains("withdrawn"), "{stored}");
+    assert!(!stored.contains("unposted"), "{stored}");
     assert_eq!(serde_json::from_str::<Saga>(&stored).unwrap(), Saga::new(1));
 }
 

@@ -402,6 +402,89 @@ async fn r186_an_operator_busts_a_trade_that_stops_the_queue_before_the_chain() 
     altered_record(folder.path()).await;
 }
 
+fn bust_request(trade: &str) -> pb::BustTradeRequest {
+    pb::BustTradeRequest {
+        context: context(&format!("bust-{trade}")),
+        trade_id: trade.into(),
+        reason: "token is gone".into(),
+    }
+}
+
+// rows: R186
+/// One trade that the ledger refuses for good stops every later trade. An operator busts it.
+#[tokio::test]
+async fn r186_an_operator_busts_a_trade_that_the_ledger_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = config(folder.path());
+    // Only an operator's retry ends the pause.
+    settings.refused_retry_ms = 3_600_000;
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    let mut market = Market::new(1);
+    platform.fund(&market).await;
+    let refused = trade(&mut market, 1, 0);
+    platform.occupy(&refused).await;
+    platform.feed(&market.records);
+    until("alarm", &platform, || {
+        let halted = platform.settlement.stats().halted;
+        halted.contains("settlement-ledger")
+    })
+    .await;
+    let fed = market.records.len();
+    let later = trade(&mut market, 2, 3);
+    platform.feed(&market.records[fed..]);
+
+    let (mut operators, slot) = platform.operators();
+    let status = pb::GetSettlementStatusRequest::default();
+    let status = operators.get_settlement_status(status).await.unwrap();
+    let waiting = status.into_inner().waiting.remove(0);
+    assert_eq!(
+        (waiting.part.as_str(), waiting.is_stuck),
+        ("settlement-ledger", true)
+    );
+    assert!(waiting.reason.contains(&refused), "{}", waiting.reason);
+    // The trade names the step of its batch.
+    let retry = pb::RetrySettlementRequest {
+        context: context("retry trade"),
+        id: refused.clone(),
+    };
+    let retried = operators.retry_settlement(retry).await.unwrap();
+    assert_eq!(retried.into_inner().waiting[0].id, waiting.id);
+    let early = operators.bust_trade(bust_request(&later)).await;
+    assert_eq!(
+        rpc::status::reason(&early.unwrap_err()).as_deref(),
+        Some("TRADE_NOT_STUCK")
+    );
+
+    let bust = operators.bust_trade(bust_request(&refused)).await.unwrap();
+    assert_eq!(bust.into_inner().batch_id, waiting.id);
+    drained(&platform, market.position()).await;
+    platform.reported(market.position()).await;
+    assert!(platform.is_bust(&refused) && !platform.is_bust(&later));
+    let again = operators.bust_trade(bust_request(&refused)).await.unwrap();
+    assert!(again.metadata().get("idempotent-replayed").is_some());
+    settle_the_case(&mut operators, &refused, &waiting.id).await;
+    drop(slot);
+
+    // Nothing of the trade is in the ledger, and both members have what they had.
+    for suffix in ["", ":sell", ":fee"] {
+        let key = format!("{refused}{suffix}");
+        assert_eq!(platform.operation(&key).await, None, "{key}");
+    }
+    let [money, _, unsettled, available] = platform.balance("user-0:CFA-RUB").await;
+    assert_eq!((money.as_str(), unsettled.as_str()), ("500000.00", "0.00"));
+    let available: Decimal = available.parse().unwrap();
+    assert!(available >= Decimal::from_integer(10), "{available}");
+    let [units, _, _, available] = platform.balance("user-1:BOND-0").await;
+    assert_eq!((units.as_str(), available.as_str()), ("50000000", "10"));
+    let (operation, _) = platform.operation(&later).await.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert!(!platform.chain.moved().contains_key(&refused));
+    assert!(platform.settlement.health().failing().is_empty());
+    assert_eq!(platform.settlement.stats().trades_failed, 1);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
 /// One batch is refused by the chain service, a later one by the ledger.
 #[tokio::test]
 async fn a_retry_repeats_only_the_step_that_it_names() {

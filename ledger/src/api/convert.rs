@@ -279,6 +279,10 @@ pub fn step(step: wire::HoldStep) -> Result<Step, Refusal> {
             amount: optional_amount("shrink.amount", shrink.amount.as_ref())?,
             reason: text("shrink.reason", shrink.reason)?,
         },
+        Wire::Spend(spend) => StepKind::Spend {
+            hold_id: id("spend.hold_id", spend.hold_id)?,
+            amount: amount("spend.amount", spend.amount.as_ref())?,
+        },
     };
     Ok(Step {
         before_operation: step.before_operation as usize,

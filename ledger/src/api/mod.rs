@@ -111,11 +111,11 @@ impl Api {
         &self,
         writer: Writer,
         kind: CommandKind,
-        prepare: impl Fn(Outcome) -> T,
+        prepare: impl Fn(&Outcome) -> T,
     ) -> Result<T, Status> {
         let command = writer.command(kind);
         if command.0.weight() < LARGE_WEIGHT_MIN {
-            return Ok(prepare(self.submit(command).await?));
+            return Ok(prepare(&self.submit(command).await?));
         }
         let started = Instant::now();
         let (command, context) = command;
@@ -123,11 +123,9 @@ impl Api {
         let mut early = early.map_err(|error| failed(&error))?;
         let mut prepared = None;
         // A repeated fold may have another outcome; the last one counts.
-        while let Some(mut outcome) = early.folded.recv().await {
-            while let Ok(newer) = early.folded.try_recv() {
-                outcome = newer;
-            }
-            prepared = Some((reused_keys(&outcome), prepare(outcome)));
+        while early.folded.changed().await.is_ok() {
+            let outcome = early.folded.borrow_and_update();
+            prepared = outcome.as_ref().map(|it| (reused_keys(it), prepare(it)));
         }
         let durable = early.durable.await.unwrap_or(Err(Error::Closed));
         durable.map_err(|error| failed(&error))?;

@@ -67,20 +67,21 @@ fn single(result: CommandResult) -> Result<Posted, Status> {
 }
 
 /// Converts the outcome of a batch to its response.
-fn to_outcomes(outcome: Outcome) -> RpcResult<wire::CreateOperationsResponse> {
-    let CommandResult { answer, replay } =
-        outcome.map_err(|refused| convert::status(&refused, true))?;
+fn to_outcomes(outcome: &Outcome) -> RpcResult<wire::CreateOperationsResponse> {
+    let CommandResult { answer, replay } = outcome
+        .as_ref()
+        .map_err(|refused| convert::status(refused, true))?;
     let Answer::Batch { outcomes } = answer else {
         return Err(answer_mismatch());
     };
     let outcomes = outcomes
-        .into_iter()
+        .iter()
         .zip(0..)
         .map(|(outcome, index)| match outcome {
             Ok(posted) => wire::OperationOutcome {
                 index,
                 operation: Some(convert::to_operation(&posted.operation)),
-                postings: to_postings(&posted),
+                postings: to_postings(posted),
                 replayed: posted.replay != Replay::No,
                 ..Default::default()
             },
@@ -94,9 +95,9 @@ fn to_outcomes(outcome: Outcome) -> RpcResult<wire::CreateOperationsResponse> {
         });
     let message = wire::CreateOperationsResponse {
         outcomes: outcomes.collect(),
-        replayed: replay != Replay::No,
+        replayed: *replay != Replay::No,
     };
-    Ok(respond(message, replay))
+    Ok(respond(message, *replay))
 }
 
 impl Api {

@@ -1,6 +1,6 @@
 //! Queued commands and the channels for their outcomes.
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
 use crate::{
@@ -16,11 +16,11 @@ pub struct InboxCommand {
     pub context: rpc::Context,
 }
 
-/// Outcome of a command before it is durable. `folded` receives one message per fold, `durable` the
-/// result of the commit. The caller must not use the outcome outside the process before `durable`
-/// succeeds.
+/// Outcome of a command before it is durable. `folded` has the outcome of the last fold, `durable`
+/// receives the result of the commit. The caller must not use the outcome outside the process
+/// before `durable` succeeds.
 pub struct EarlyOutcome {
-    pub folded: mpsc::UnboundedReceiver<Outcome>,
+    pub folded: watch::Receiver<Option<Outcome>>,
     pub durable: oneshot::Receiver<Result<(), Error>>,
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Reply {
     /// Gets the outcome after each fold, to build the response meanwhile, and then the result of
     /// the commit.
     AfterFold {
-        folded: mpsc::UnboundedSender<Outcome>,
+        folded: watch::Sender<Option<Outcome>>,
         durable: oneshot::Sender<Result<(), Error>>,
     },
 }
@@ -41,7 +41,7 @@ impl Reply {
     pub(super) fn send_early(&self, outcome: &mut Outcome) {
         if let Reply::AfterFold { folded, .. } = self {
             let early = std::mem::replace(outcome, Ok(CommandResult::new(Answer::Done)));
-            let _ = folded.send(early);
+            folded.send_replace(Some(early));
         }
     }
 }

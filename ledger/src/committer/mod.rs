@@ -28,7 +28,7 @@ use std::{
 
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::{Mutex, mpsc, oneshot},
+    sync::{Mutex, mpsc, oneshot, watch},
     task::block_in_place,
 };
 use tokio_util::sync::CancellationToken;
@@ -189,7 +189,7 @@ impl Committer {
         command: Command,
         context: rpc::Context,
     ) -> Result<EarlyOutcome, Error> {
-        let (folded, outcomes) = mpsc::unbounded_channel();
+        let (folded, outcome) = watch::channel(None);
         let (durable, end) = oneshot::channel();
         self.send(Job::One {
             command,
@@ -198,7 +198,7 @@ impl Committer {
         })
         .await?;
         Ok(EarlyOutcome {
-            folded: outcomes,
+            folded: outcome,
             durable: end,
         })
     }

@@ -335,7 +335,7 @@ fn record_metrics(book: &Book) {
                     *operations.entry(key).or_default() += 1;
                 }
             }
-            Effect::PostingCreated { .. } => postings += 1,
+            Effect::PostingCreated(_) => postings += 1,
             _ => {}
         }
     }

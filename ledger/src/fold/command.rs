@@ -239,6 +239,10 @@ pub enum StepKind {
         amount: Option<Amount>,
         reason: String,
     },
+    Spend {
+        hold_id: Id,
+        amount: Amount,
+    },
 }
 
 /// Whether an answer is new or repeats the stored answer of its key.

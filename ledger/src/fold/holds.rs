@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     book::Book,
-    effects::Effect,
+    effects::{Effect, HoldChange},
     model::{Amount, Hold, HoldStatus, HoldTerms, Id, Scope, SubAccount, SubAccountStatus},
     names::SubAccountName,
     refusal::Refusal,
@@ -74,12 +74,17 @@ fn expire(book: &mut Book, mut hold: Hold, reported: bool) {
     hold.status = HoldStatus::Expired;
     hold.expiry_reported = reported;
     return_to_parent_of(book, &hold, rest);
-    book.push_effect(Effect::HoldReleased {
+    let reason = "Expired".to_owned();
+    push_change(book, &hold, HoldChange::Released { reason });
+    put(book, hold);
+}
+
+fn push_change(book: &mut Book, hold: &Hold, change: HoldChange) {
+    book.push_effect(Effect::HoldChanged {
         hold_id: hold.terms.hold_id.clone(),
         subaccount_id: hold.terms.subaccount_id.clone(),
-        reason: "Expired".to_owned(),
+        change,
     });
-    put(book, hold);
 }
 
 /// CreateHold. An existing hold with the given id on the same sub-account is returned as a replay.
@@ -165,12 +170,8 @@ pub(super) fn insert(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
         expiry_reported: false,
         updated_at_us: book.now_us,
     };
-    book.push_effect(Effect::HoldCreated {
-        hold_id: hold.terms.hold_id.clone(),
-        subaccount_id: hold.terms.subaccount_id.clone(),
-        amount: hold.units(amount),
-        reason: hold.terms.reason.clone(),
-    });
+    let (amount, reason) = (hold.units(amount), hold.terms.reason.clone());
+    push_change(book, &hold, HoldChange::Created { amount, reason });
     put(book, hold.clone());
     hold
 }
@@ -243,10 +244,7 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
             )?);
         }
         _ => {
-            let mut subaccount = subaccount_of(book, &hold);
-            subaccount.held -= amount;
-            accounts::put(book, subaccount);
-            consume_amount(book, hold, amount);
+            consume_unposted(book, hold, amount);
         }
     }
     let hold = book
@@ -257,16 +255,21 @@ pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
     Ok(CommandResult::new(Answer::Hold { hold, operation }))
 }
 
+/// Consumes `amount` of a hold without a posting: it is available again.
+pub(super) fn consume_unposted(book: &mut Book, hold: Hold, amount: Minor) {
+    let mut subaccount = subaccount_of(book, &hold);
+    subaccount.held -= amount;
+    accounts::put(book, subaccount);
+    consume_amount(book, hold, amount);
+}
+
 /// Consumes `amount` of a hold. The caller updates the sub-account.
 pub fn consume_amount(book: &mut Book, mut hold: Hold, amount: Minor) {
     hold.remaining -= amount;
     hold.consumed += amount;
     if hold.remaining.is_zero() {
         hold.status = HoldStatus::Consumed;
-        book.push_effect(Effect::HoldConsumed {
-            hold_id: hold.terms.hold_id.clone(),
-            subaccount_id: hold.terms.subaccount_id.clone(),
-        });
+        push_change(book, &hold, HoldChange::Consumed);
     }
     put(book, hold);
 }
@@ -348,19 +351,12 @@ pub(super) fn release_amount(
     return_to_parent_of(book, &hold, amount);
     if let Some((status, reason)) = end {
         hold.status = status;
-        let (hold_id, subaccount_id) =
-            (hold.terms.hold_id.clone(), hold.terms.subaccount_id.clone());
-        book.push_effect(match status {
-            HoldStatus::Consumed => Effect::HoldConsumed {
-                hold_id,
-                subaccount_id,
-            },
-            _ => Effect::HoldReleased {
-                hold_id,
-                subaccount_id,
-                reason: reason.to_owned(),
-            },
-        });
+        let reason = reason.to_owned();
+        let change = match status {
+            HoldStatus::Consumed => HoldChange::Consumed,
+            _ => HoldChange::Released { reason },
+        };
+        push_change(book, &hold, change);
     }
     put(book, hold.clone());
     hold

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use types::{CFA_RUB, Minor, UserId, subaccount};
 
 use super::{
-    Command, CommandKind, Ids, NewOperation, NewPosting, Posted, Replay, StoredAnswer,
-    StoredOutcome, accounts, holds, lifecycle, limits,
+    Command, CommandKind, Ids, NewOperation, NewPosting, Posted, Replay, StoredOutcome, accounts,
+    holds, lifecycle, limits,
 };
 use crate::{
     book::Book,
-    effects::Effect,
+    effects::{Effect, PostingCreated},
     model::{
         Call, Id, Link, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
         SubAccount, SubAccountStatus, Units,
@@ -41,36 +41,10 @@ pub fn create(
         let id = stored.terms.operation_id.clone();
         return Ok(posted(book, &id, replay).expect("just found by its key"));
     }
-    if matches!(&command.kind, CommandKind::Post(batch) if !batch.single) {
-        let key = (
-            Call::CreateOperation,
-            new.user_id.clone(),
-            new.idempotency_key.clone(),
-        );
-        if let Some(StoredAnswer {
-            outcome: StoredOutcome::Refused { reason, .. },
-            digest,
-        }) = book.answers.get(&key)
-        {
-            return Err(Refused::replayed(
-                Refusal::bound(reason),
-                None,
-                Replay::of(*digest == new.digest),
-            ));
-        }
+    if let Some(refused) = stored_refusal(book, command, new) {
+        return Err(refused);
     }
-    let is_user = UserId::new(&new.user_id).is_ok();
-    if !is_user || new.idempotency_key.is_empty() {
-        let field = if is_user {
-            "operation.idempotency_key"
-        } else {
-            "operation.user_id"
-        };
-        return Err(Refusal::invalid(field, "must be given and well formed").into());
-    }
-    if new.postings.is_empty() {
-        return Err(Refusal::invalid("postings", "must not be empty").into());
-    }
+    check(new)?;
     let reference = new
         .external_ref
         .as_ref()
@@ -95,14 +69,62 @@ pub fn create(
         .enumerate()
         .map(|(index, posting)| resolve(book, command, new.kind, index, posting))
         .collect::<Result<Vec<_>, _>>()?;
+    let operation = operation_of(book, scope, new, operation_id.clone());
+    write(book, operation, moves, ids)?;
+    limits::count(book, command, &operation_id)?;
+    if let Some(tx_hash) = &new.tx_hash {
+        book.by_tx
+            .entry(tx_hash.clone())
+            .or_default()
+            .push(operation_id.clone());
+    }
+    if new.is_final {
+        lifecycle::finalize_one(book, &operation_id, new.tx_hash.as_ref());
+    }
+    lifecycle::apply_pending_receipts(book, &operation_id, ids)?;
+    Ok(posted(book, &operation_id, Replay::No).expect("just written"))
+}
+
+/// The stored refusal of the operation's key. Only a batch of several stores them.
+fn stored_refusal(book: &Book, command: &Command, new: &NewOperation) -> Option<Refused> {
+    let of_batch = matches!(&command.kind, CommandKind::Post(batch) if !batch.single);
+    let key = || {
+        let (user_id, key) = (new.user_id.clone(), new.idempotency_key.clone());
+        (Call::CreateOperation, user_id, key)
+    };
+    let stored = of_batch.then(|| book.answers.get(&key())).flatten()?;
+    let StoredOutcome::Refused { reason, .. } = &stored.outcome else {
+        return None;
+    };
+    let replay = Replay::of(stored.digest == new.digest);
+    Some(Refused::replayed(Refusal::bound(reason), None, replay))
+}
+
+fn check(new: &NewOperation) -> Result<(), Refusal> {
+    let is_user = UserId::new(&new.user_id).is_ok();
+    if !is_user || new.idempotency_key.is_empty() {
+        let field = if is_user {
+            "operation.idempotency_key"
+        } else {
+            "operation.user_id"
+        };
+        return Err(Refusal::invalid(field, "must be given and well formed"));
+    }
+    if new.postings.is_empty() {
+        return Err(Refusal::invalid("postings", "must not be empty"));
+    }
+    Ok(())
+}
+
+fn operation_of(book: &Book, scope: Scope, new: &NewOperation, operation_id: Id) -> Operation {
     let status = match (new.awaits_chain, &new.tx_hash) {
         (false, _) => OperationStatus::Settled,
         (true, None) => OperationStatus::Processing,
         (true, Some(_)) => OperationStatus::OnchainSubmitted,
     };
-    let operation = Operation {
+    Operation {
         terms: Arc::new(OperationTerms {
-            operation_id: operation_id.clone(),
+            operation_id,
             scope,
             kind: new.kind,
             user_id: new.user_id.clone(),
@@ -119,20 +141,7 @@ pub fn create(
         rejection_message: None,
         finalized_at_us: None,
         reversed_by: None,
-    };
-    write(book, operation, moves, ids)?;
-    limits::count(book, command, &operation_id)?;
-    if let Some(tx_hash) = &new.tx_hash {
-        book.by_tx
-            .entry(tx_hash.clone())
-            .or_default()
-            .push(operation_id.clone());
     }
-    if new.is_final {
-        lifecycle::finalize_one(book, &operation_id, new.tx_hash.as_ref());
-    }
-    lifecycle::apply_pending_receipts(book, &operation_id, ids)?;
-    Ok(posted(book, &operation_id, Replay::No).expect("just written"))
 }
 
 /// One checked movement, not yet applied.
@@ -292,69 +301,10 @@ pub fn write(
 }
 
 fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result<Posting, Refusal> {
-    let minor = movement.units.minor;
-    let out_of_range = || {
-        Refusal::invalid(
-            format!("postings[{}].amount.amount", movement.index),
-            "is out of range",
-        )
-    };
-    let side = |book: &Book, id: &Id| {
-        book.subaccounts
-            .get(id)
-            .cloned()
-            .ok_or(Refusal::SubAccountNotFound)
-    };
-
-    let mut debit = side(book, &movement.debit_subaccount_id)?;
-    let may_debit_frozen = movement.may_debit_frozen;
-    match debit.status() {
-        SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
-        SubAccountStatus::Frozen if !may_debit_frozen => return Err(Refusal::SubAccountFrozen),
-        _ => {}
-    }
-    let debit_before = debit.balance;
-    debit.balance = debit.balance.checked_sub(minor).ok_or_else(out_of_range)?;
-    debit.version += 1;
     let number = book.next_posting;
+    let debit = debit(book, &movement, number)?;
     book.next_posting += 1;
-    let debit_previous = std::mem::replace(&mut debit.last_posting, number);
-    if movement.debits_unsettled {
-        debit.unsettled -= minor;
-    }
-    if let Some(hold_id) = &movement.hold_id {
-        // Read again: an earlier posting of this operation may have consumed part of this hold.
-        let hold = book
-            .holds
-            .get(hold_id)
-            .cloned()
-            .ok_or(Refusal::HoldNotFound)?;
-        if minor > hold.remaining {
-            return Err(Refusal::HoldAmountExceeded);
-        }
-        debit.held -= minor;
-        holds::consume_amount(book, hold, minor);
-    }
-    let (debit_after, debit_version) = (debit.balance, debit.version);
-    accounts::put(book, debit);
-
-    let mut credit = side(book, &movement.credit_subaccount_id)?;
-    // A credit reopens a closed sub-account (T37), because a movement that has settled elsewhere
-    // must not be refused here. A freeze stays.
-    credit.closed = false;
-    let credit_before = credit.balance;
-    credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;
-    credit.version += 1;
-    let credit_previous = std::mem::replace(&mut credit.last_posting, number);
-    if movement.unsettled {
-        credit.unsettled = credit
-            .unsettled
-            .checked_add(minor)
-            .ok_or_else(out_of_range)?;
-    }
-    let (credit_after, credit_version) = (credit.balance, credit.version);
-    accounts::put(book, credit);
-
+    let credit = credit(book, &movement, number)?;
     let posting = Posting {
         posting_id: ids(),
         operation_id: operation_id.clone(),
@@ -364,19 +314,101 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
         amount: movement.units,
         hold_id: movement.hold_id,
         unsettled: movement.unsettled,
-        debit_balance_after: debit_after,
-        debit_version,
-        credit_balance_after: credit_after,
-        credit_version,
+        debit_balance_after: debit.after,
+        debit_version: debit.version,
+        credit_balance_after: credit.after,
+        credit_version: credit.version,
         created_at_us: book.now_us,
         link: Link {
             number,
-            debit_previous,
-            credit_previous,
+            debit_previous: debit.previous,
+            credit_previous: credit.previous,
         },
     };
-    push_posting_effects(book, &posting, debit_before, credit_before);
+    push_posting_effects(book, &posting, debit.before, credit.before);
     Ok(posting)
+}
+
+/// A sub-account before and after a posting.
+struct Side {
+    before: Minor,
+    after: Minor,
+    version: u64,
+    /// Number of the sub-account's posting before; 0: none.
+    previous: i64,
+}
+
+fn out_of_range(movement: &Move) -> Refusal {
+    let field = format!("postings[{}].amount.amount", movement.index);
+    Refusal::invalid(field, "is out of range")
+}
+
+fn side(book: &Book, id: &Id) -> Result<SubAccount, Refusal> {
+    let found = book.subaccounts.get(id).cloned();
+    found.ok_or(Refusal::SubAccountNotFound)
+}
+
+fn debit(book: &mut Book, movement: &Move, number: i64) -> Result<Side, Refusal> {
+    let minor = movement.units.minor;
+    let mut debit = side(book, &movement.debit_subaccount_id)?;
+    match debit.status() {
+        SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
+        SubAccountStatus::Frozen if !movement.may_debit_frozen => {
+            return Err(Refusal::SubAccountFrozen);
+        }
+        _ => {}
+    }
+    let before = debit.balance;
+    let after = before.checked_sub(minor);
+    debit.balance = after.ok_or_else(|| out_of_range(movement))?;
+    debit.version += 1;
+    let previous = std::mem::replace(&mut debit.last_posting, number);
+    if movement.debits_unsettled {
+        debit.unsettled -= minor;
+    }
+    if let Some(hold_id) = &movement.hold_id {
+        // Read again: an earlier posting of this operation may have consumed part of this hold.
+        let hold = book.holds.get(hold_id).cloned();
+        let hold = hold.ok_or(Refusal::HoldNotFound)?;
+        if minor > hold.remaining {
+            return Err(Refusal::HoldAmountExceeded);
+        }
+        debit.held -= minor;
+        holds::consume_amount(book, hold, minor);
+    }
+    let (after, version) = (debit.balance, debit.version);
+    accounts::put(book, debit);
+    Ok(Side {
+        before,
+        after,
+        version,
+        previous,
+    })
+}
+
+fn credit(book: &mut Book, movement: &Move, number: i64) -> Result<Side, Refusal> {
+    let minor = movement.units.minor;
+    let mut credit = side(book, &movement.credit_subaccount_id)?;
+    // A credit reopens a closed sub-account (T37), because a movement that has settled elsewhere
+    // must not be refused here. A freeze stays.
+    credit.closed = false;
+    let before = credit.balance;
+    let after = before.checked_add(minor);
+    credit.balance = after.ok_or_else(|| out_of_range(movement))?;
+    credit.version += 1;
+    let previous = std::mem::replace(&mut credit.last_posting, number);
+    if movement.unsettled {
+        let unsettled = credit.unsettled.checked_add(minor);
+        credit.unsettled = unsettled.ok_or_else(|| out_of_range(movement))?;
+    }
+    let (after, version) = (credit.balance, credit.version);
+    accounts::put(book, credit);
+    Ok(Side {
+        before,
+        after,
+        version,
+        previous,
+    })
 }
 
 fn push_posting_effects(
@@ -385,13 +417,13 @@ fn push_posting_effects(
     debit_before: Minor,
     credit_before: Minor,
 ) {
-    book.push_effect(Effect::PostingCreated {
+    book.push_effect(Effect::PostingCreated(PostingCreated {
         posting_id: posting.posting_id.clone(),
         operation_id: posting.operation_id.clone(),
         debit_subaccount_id: posting.debit_subaccount_id.clone(),
         credit_subaccount_id: posting.credit_subaccount_id.clone(),
         amount: posting.amount.clone(),
-    });
+    }));
     let decimals = posting.amount.decimals;
     let decimal = |minor: Minor| types::Decimal::from_minor(minor.0, decimals);
     for (subaccount_id, old, new) in [

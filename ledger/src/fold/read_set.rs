@@ -12,7 +12,9 @@ use std::{
 use foldhash::fast::RandomState;
 use types::{CFA_RUB, subaccount};
 
-use super::{Command, CommandKind, NewHold, NewOperation, StepKind, Target, lifecycle};
+use super::{
+    Batch, CallKey, Command, CommandKind, NewHold, NewOperation, StepKind, Target, lifecycle,
+};
 use crate::{
     book::ReferenceKey,
     model::{Call, Hold, Id, Operation, Posting, Scope},
@@ -50,35 +52,7 @@ impl ReadSet {
         });
         let key = command.key.as_ref().map(|key| key.key.clone());
         match &command.kind {
-            CommandKind::Post(batch) => {
-                for operation in batch.operations.iter().flatten() {
-                    self.add_new_operation(operation);
-                    if batch.from_event {
-                        self.add_operation_key(
-                            Scope::Event,
-                            &operation.user_id,
-                            &operation.idempotency_key,
-                        );
-                    }
-                }
-                for step in batch.steps.iter().flatten() {
-                    if let StepKind::Open(hold) = &step.kind {
-                        self.add_new_hold(hold);
-                    }
-                }
-                self.sources
-                    .extend(batch.source.iter().map(|source| source.name.clone()));
-                for (instrument_id, _) in &batch.scales {
-                    self.add_subaccount(&subaccount::reserve(instrument_id).into());
-                }
-                if let Some(key) = command
-                    .key
-                    .as_ref()
-                    .filter(|_| batch.source.is_none() && !batch.single)
-                {
-                    self.add_answer(Call::CreateOperations, key.user_id.clone(), key.key.clone());
-                }
-            }
+            CommandKind::Post(batch) => self.add_batch(batch, command.key.as_ref()),
             CommandKind::CreateHold(hold) => {
                 self.add_new_hold(hold);
                 if let (Some(user), Some(key)) = (super::accounts::owner(&hold.subaccount_id), key)
@@ -101,20 +75,7 @@ impl ReadSet {
                 }
             }
             CommandKind::Finalize { targets, .. } | CommandKind::Confirm { targets, .. } => {
-                for target in targets {
-                    self.pending_receipts.insert(lifecycle::target_key(target));
-                    match target {
-                        Target::Id(id) => {
-                            self.operation_ids.insert(id.clone());
-                        }
-                        Target::Key { user_id, key } => {
-                            self.add_operation_key(Scope::Create, user_id, key)
-                        }
-                        Target::Reference { kind, external_ref } => {
-                            self.add_reference(*kind, external_ref)
-                        }
-                    }
-                }
+                targets.iter().for_each(|target| self.add_target(target));
             }
             CommandKind::Receipt { tx_hash, .. } => {
                 self.tx_hashes.insert(tx_hash.clone());
@@ -151,6 +112,40 @@ impl ReadSet {
             | CommandKind::AdjustHold { .. }
             | CommandKind::ExpireHolds(_)
             | CommandKind::PurgePendingReceipts { .. } => {}
+        }
+    }
+
+    fn add_batch(&mut self, batch: &Batch, key: Option<&CallKey>) {
+        for operation in batch.operations.iter().flatten() {
+            self.add_new_operation(operation);
+            if batch.from_event {
+                let (user, key) = (&operation.user_id, &operation.idempotency_key);
+                self.add_operation_key(Scope::Event, user, key);
+            }
+        }
+        for step in batch.steps.iter().flatten() {
+            if let StepKind::Open(hold) = &step.kind {
+                self.add_new_hold(hold);
+            }
+        }
+        self.sources
+            .extend(batch.source.iter().map(|source| source.name.clone()));
+        for (instrument_id, _) in &batch.scales {
+            self.add_subaccount(&subaccount::reserve(instrument_id).into());
+        }
+        if let Some(key) = key.filter(|_| batch.source.is_none() && !batch.single) {
+            self.add_answer(Call::CreateOperations, key.user_id.clone(), key.key.clone());
+        }
+    }
+
+    fn add_target(&mut self, target: &Target) {
+        self.pending_receipts.insert(lifecycle::target_key(target));
+        match target {
+            Target::Id(id) => {
+                self.operation_ids.insert(id.clone());
+            }
+            Target::Key { user_id, key } => self.add_operation_key(Scope::Create, user_id, key),
+            Target::Reference { kind, external_ref } => self.add_reference(*kind, external_ref),
         }
     }
 
@@ -311,7 +306,8 @@ impl Command {
                         }
                         StepKind::Grow { hold_id, .. }
                         | StepKind::Return { hold_id, .. }
-                        | StepKind::Shrink { hold_id, .. } => visit(hold_id),
+                        | StepKind::Shrink { hold_id, .. }
+                        | StepKind::Spend { hold_id, .. } => visit(hold_id),
                     }
                 }
             }

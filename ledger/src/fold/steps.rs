@@ -1,4 +1,4 @@
-//! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
+//! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink, spend.
 //!
 //! A consumed child can grow again from its parent while its order is open. A step without an
 //! amount means all that remains. Such a step does nothing on a consumed, released or expired hold,
@@ -8,7 +8,10 @@ use types::Minor;
 
 use super::{
     Command, Ids, StepKind,
-    holds::{active_hold, grow, insert, minor_of_hold, open, put, release_amount, require_access},
+    holds::{
+        active_hold, consume_unposted, grow, insert, minor_of_hold, open, put, release_amount,
+        require_access,
+    },
 };
 use crate::{
     book::Book,
@@ -49,29 +52,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
             amount,
             reason,
         } => {
-            let Some((hold, amount)) = releasable(
-                book,
-                command,
-                hold_id,
-                amount.as_ref(),
-                "return_to_parent.amount",
-            )?
-            else {
-                return Ok(());
-            };
-            if hold.terms.parent_hold_id.is_none() {
-                return Err(Refusal::invalid(
-                    "return_to_parent.hold_id",
-                    "is a hold without parent",
-                ));
-            }
-            let end = if hold.consumed.is_zero() {
-                HoldStatus::Released
-            } else {
-                HoldStatus::Consumed
-            };
-            let ends = amount == hold.remaining;
-            release_amount(book, hold, amount, ends.then_some((end, reason.as_str())));
+            return_to_parent(book, command, hold_id, amount.as_ref(), reason)?;
         }
         StepKind::Shrink {
             hold_id,
@@ -91,7 +72,42 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
                 ends.then_some((HoldStatus::Released, reason.as_str())),
             );
         }
+        StepKind::Spend { hold_id, amount } => {
+            let hold = active_hold(book, command, hold_id)?;
+            let amount = minor_of_hold(&hold, amount, "spend.amount")?;
+            if amount > hold.remaining {
+                return Err(Refusal::HoldAmountExceeded);
+            }
+            consume_unposted(book, hold, amount);
+        }
     }
+    Ok(())
+}
+
+fn return_to_parent(
+    book: &mut Book,
+    command: &Command,
+    hold_id: &Id,
+    amount: Option<&Amount>,
+    reason: &str,
+) -> Result<(), Refusal> {
+    let field = "return_to_parent.amount";
+    let Some((hold, amount)) = releasable(book, command, hold_id, amount, field)? else {
+        return Ok(());
+    };
+    if hold.terms.parent_hold_id.is_none() {
+        return Err(Refusal::invalid(
+            "return_to_parent.hold_id",
+            "is a hold without parent",
+        ));
+    }
+    let end = if hold.consumed.is_zero() {
+        HoldStatus::Released
+    } else {
+        HoldStatus::Consumed
+    };
+    let ends = amount == hold.remaining;
+    release_amount(book, hold, amount, ends.then_some((end, reason)));
     Ok(())
 }
 

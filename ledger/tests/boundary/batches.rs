@@ -65,6 +65,16 @@ fn grow(hold: &str, value: &str) -> HoldStep {
     }
 }
 
+fn spend(hold: &str, value: &str) -> HoldStep {
+    HoldStep {
+        step: Some(Step::Spend(SpendHold {
+            hold_id: hold.to_owned(),
+            amount: amount(RUB, value),
+        })),
+        before_operation: 0,
+    }
+}
+
 fn paid_from(mut item: NewOperation, hold_id: &str) -> NewOperation {
     item.postings[0].hold_id = Some(hold_id.to_owned());
     item
@@ -811,6 +821,39 @@ async fn t12_a_repeated_refusal_is_marked_and_mismatches_are_counted() {
         .unwrap();
     assert!(is_replay(&again) && again.into_inner().outcomes[0].replayed);
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "6.00");
+    world.assert_books_balance().await;
+}
+
+/// Settlement spends the hold of a trade that is bust before it is posted.
+#[tokio::test]
+async fn r186_a_spent_hold_is_as_after_a_payment_and_its_money_is_available() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    trading_hold(&world, "pool", "u1", RUB, "10").await;
+    let steps = vec![
+        split("pool", "child", "3", RUB, 0),
+        spend("child", "2"),
+        spend("child", "1"),
+    ];
+    let mut client = world.client.clone();
+    let spent = batch("node-1", 1, 1, vec![], steps);
+    client.create_operations(spent).await.unwrap();
+    let child = world.get_hold("child").await;
+    assert_eq!(child.status(), HoldStatus::Consumed);
+    // The market counts what was released to it from this sum.
+    let released = world.get_hold("pool").await.released;
+    assert_eq!(released.map(|sum| sum.value).as_deref(), Some("0.00"));
+    let balance = world.balance("u1:CFA-RUB").await;
+    assert_eq!(balance, ["10.00", "7.00", "0.00", "3.00"]);
+    // An order that is still open may need the hold again.
+    let grown = batch("node-1", 2, 2, vec![], vec![grow("child", "2")]);
+    client.create_operations(grown).await.unwrap();
+    let more = batch("node-1", 3, 3, vec![], vec![spend("child", "2.01")]);
+    let refused = client.create_operations(more).await.unwrap_err();
+    assert_eq!(
+        rpc::status::reason(&refused).as_deref(),
+        Some("HOLD_AMOUNT_EXCEEDED")
+    );
     world.assert_books_balance().await;
 }
 

@@ -1186,6 +1186,16 @@ fn invalid_steps(hold_id: &str) -> Vec<(Step, String)> {
     for (reason, text) in reasons("shrink.reason") {
         add(Step::Shrink(ShrinkHold { reason, ..shrink() }), &text);
     }
+    let spend = |hold_id: &str, amount| {
+        let hold_id = hold_id.to_owned();
+        Step::Spend(SpendHold { hold_id, amount })
+    };
+    for (id, text) in invalid_ids("spend.hold_id") {
+        add(spend(&id, number("1")), &text);
+    }
+    for (amount, text) in amounts("spend.amount", false) {
+        add(spend(hold_id, amount), &text);
+    }
     all
 }
 

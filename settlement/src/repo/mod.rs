@@ -4,18 +4,20 @@
 mod audit;
 mod cases;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
 use events::Sqlite;
+use service_clients::cfa::TradeBatch;
 use service_kit::audit::Act;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{QueryBuilder, Row};
-use types::Id128;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteRow};
+use sqlx::{Connection, QueryBuilder, Row, SqliteConnection};
 use types::command::Bust;
+use types::{Id128, derived};
 
 use crate::bust;
 use crate::progress::Suspension;
-use crate::saga::Saga;
+use crate::saga::{ATTEMPTS_MAX, Saga, State};
 
 pub use cases::{Case, Closed, NewCase};
 
@@ -53,6 +55,15 @@ pub struct Stored {
     pub executed_ns: Vec<u64>,
     /// `Bust` commands, one per trade.
     pub busts: Vec<Bust>,
+}
+
+impl Stored {
+    /// The trades, in the order of the saga's indices; none if the stored ones are unreadable or
+    /// the batch is final.
+    pub fn trade_ids(&self) -> Vec<Id128> {
+        let trades = TradeBatch::from_bytes(&self.legs).map_or_else(Vec::new, |of| of.trades);
+        trades.iter().map(|trade| trade.trade_id).collect()
+    }
 }
 
 /// A difference between journal and ledger, as stored and listed.
@@ -113,6 +124,56 @@ pub static SEALING: events::Sealing = events::Sealing {
     summed: &[("batches", "one per batch of trades")],
 };
 
+/// The batches that are not final, under the ids that the chain service has for their attempts.
+/// Reads the store's file, with or without a running settlement.
+///
+/// # Errors
+/// [`StoreError`]: the file cannot be read.
+pub async fn open_batch_ids(file: &Path) -> Result<HashSet<String>, StoreError> {
+    let mut db = connect(file).await?;
+    let sql = "SELECT batch_id FROM batches WHERE state <> 'FINAL' ORDER BY number";
+    let open: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut db).await?;
+    db.close().await?;
+    let attempts = open
+        .iter()
+        .flat_map(|id| (1..=ATTEMPTS_MAX).map(move |attempt| derived::attempt_id(id, attempt)));
+    Ok(attempts.collect())
+}
+
+/// Those of these trades that are bust, or in a batch that is not final. The ledger may have no
+/// operation of such a trade. Reads the store's file, with or without a running settlement.
+///
+/// # Errors
+/// [`StoreError`]: the file cannot be read.
+pub async fn bust_or_open(file: &Path, trades: &[&str]) -> Result<HashSet<String>, StoreError> {
+    let mut db = connect(file).await?;
+    // Before the bust trades: a trade becomes one with the end of its batch.
+    let sql =
+        "SELECT legs FROM batches WHERE state <> 'FINAL' AND legs IS NOT NULL ORDER BY number";
+    let open: Vec<Vec<u8>> = sqlx::query_scalar(sql).fetch_all(&mut db).await?;
+    let sql = "SELECT b.trade_id FROM json_each($1) AS k \
+         CROSS JOIN bust_trades AS b ON b.trade_id = k.value";
+    let bust: Vec<String> = sqlx::query_scalar(sql)
+        .bind(serde_json::json!(trades).to_string())
+        .fetch_all(&mut db)
+        .await?;
+    db.close().await?;
+    let mut found: HashSet<String> = bust.into_iter().collect();
+    let batches = open.iter().filter_map(|legs| TradeBatch::from_bytes(legs));
+    let in_batches = batches.flat_map(|batch| batch.trades);
+    found.extend(
+        in_batches
+            .map(|trade| trade.trade_id.to_string())
+            .filter(|id| trades.contains(&id.as_str())),
+    );
+    Ok(found)
+}
+
+async fn connect(file: &Path) -> Result<SqliteConnection, StoreError> {
+    let options = SqliteConnectOptions::new().filename(file).read_only(true);
+    Ok(SqliteConnection::connect_with(&options).await?)
+}
+
 /// Settlement's SQLite store.
 #[derive(Clone)]
 pub struct Repo {
@@ -120,7 +181,7 @@ pub struct Repo {
 }
 
 impl Repo {
-    pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
+    pub async fn open(path: &Path) -> Result<Self, StoreError> {
         let db = Sqlite::open_sealed(path, &MIGRATOR, &SEALING).await?;
         Ok(Self { db })
     }
@@ -178,8 +239,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Stores a batch's state, drops data that no later step needs, and adds bust trades with their
-    /// cases.
+    /// Stores a batch's state and, until it is posted, its request; drops data that no later step
+    /// needs, and adds bust trades with their cases.
     pub async fn advance(
         &self,
         row: &Stored,
@@ -190,7 +251,7 @@ impl Repo {
         let mut tx = self.db.write().await?;
         sqlx::query(
             "UPDATE batches SET state = $2, saga = $3, tx_hash = COALESCE($4, tx_hash), changed_at_us = $5,
-             request = CASE WHEN $2 = 'SEALED' THEN request END,
+             request = CASE WHEN $2 = 'SEALED' THEN $6 END,
              legs = CASE WHEN $2 = 'FINAL' THEN NULL ELSE legs END,
              executed = CASE WHEN $2 = 'FINAL' THEN NULL ELSE executed END,
              busts = CASE WHEN $2 = 'FINAL' THEN NULL ELSE busts END
@@ -201,6 +262,7 @@ impl Repo {
         .bind(serde_json::to_string(&row.saga)?)
         .bind(row.saga.tx_hash.as_deref())
         .bind(now_us)
+        .bind(&row.request)
         .execute(&mut *tx)
         .await?;
         for trade in bust {
@@ -364,14 +426,24 @@ impl Repo {
         .await?)
     }
 
-    /// The oldest batch that is posted and not submitted.
-    pub async fn first_posted(&self) -> Result<Option<Stored>, StoreError> {
+    /// The oldest batch in a state.
+    pub async fn first_in(&self, state: State) -> Result<Option<Stored>, StoreError> {
         let row = sqlx::query(
-            "SELECT * FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND state = 'POSTED' \
+            "SELECT * FROM batches INDEXED BY batches_open WHERE state <> 'FINAL' AND state = $1 \
              ORDER BY number LIMIT 1",
         )
+        .bind(state.as_str())
         .fetch_optional(self.db.read())
         .await?;
+        row.as_ref().map(row_of).transpose()
+    }
+
+    /// A batch that is not removed.
+    pub async fn batch(&self, batch_id: &str) -> Result<Option<Stored>, StoreError> {
+        let row = sqlx::query("SELECT * FROM batches WHERE batch_id = $1")
+            .bind(batch_id)
+            .fetch_optional(self.db.read())
+            .await?;
         row.as_ref().map(row_of).transpose()
     }
 

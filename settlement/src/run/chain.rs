@@ -258,13 +258,18 @@ impl BatchDriver {
         Ok(StepResult::Finalized)
     }
 
-    /// Busts trades: reverses their operations, once each (T21). Orders are not reinstated.
+    /// Busts trades: reverses their operations, once each (T21), if they are posted. Orders are not
+    /// reinstated.
     async fn bust(&self, trades: &[u32]) -> Result<StepResult, Halt> {
         for index in trades {
             let trade = &self.trade_batch.trades[*index as usize];
             let reason = self.bust_reason(*index);
+            let operation_ids = match self.row.saga.unposted.contains(index) {
+                true => Vec::new(),
+                false => request::operation_ids(trade),
+            };
             // Reversed in the opposite order of posting: fee, sell, buy.
-            for operation_id in request::operation_ids(trade).into_iter().rev() {
+            for operation_id in operation_ids.into_iter().rev() {
                 let (ledger, reason) = (&self.shared.ledger, &reason);
                 self.call(&self.row.batch_id, || {
                     reverse(ledger, &operation_id, reason)
@@ -278,7 +283,7 @@ impl BatchDriver {
                 seller = %trade.seller_id,
                 reason,
                 severity = "critical",
-                "trade is bust; its operations are reversed, and a case is open"
+                "trade is bust: the ledger has none of its operations, or they are reversed; a case is open"
             );
             metrics::counter!("trades_bust_total").increment(1);
         }

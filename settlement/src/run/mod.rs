@@ -4,7 +4,8 @@
 //! Invariants:
 //! - A batch is stored before it is sent, and a step's result before the next step.
 //! - Batches are posted and submitted in sealing order. The ledger posts a batch before the chain
-//!   settles it.
+//!   settles it. A trade that the ledger refuses therefore stops the later ones until an operator
+//!   removes the cause or busts it (`withdraw`).
 //! - If one worker ends, all end. After a failure all restart from the ledger's position, with
 //!   growing pauses. Meanwhile the market accepts no orders.
 
@@ -19,6 +20,7 @@ mod poster;
 mod recover;
 mod retention;
 mod retry;
+mod withdraw;
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;

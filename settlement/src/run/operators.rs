@@ -1,9 +1,9 @@
 //! What operators read of settlement, and what they may do: end the pauses of waiting steps, bust a
-//! trade that stops the queue before the chain, and close the case of a bust trade.
+//! trade that stops the queue before the ledger or the chain, and close the case of a bust trade.
 //!
-//! A trade is bust by an operator only if the chain service has refused its batch repeatedly and
-//! does not have it. The worker that owns the batch checks this once more before the trade leaves
-//! the batch, so a trade is never both bust and on chain.
+//! A trade is bust by an operator only if the ledger, or the chain service, has refused its batch
+//! repeatedly and does not have it. The worker that owns the batch checks this once more before the
+//! trade leaves the batch, so a trade is never both bust and posted for good or on chain.
 //!
 //! Each act has an audit record in its transaction (D34).
 
@@ -14,14 +14,13 @@ use events::calls::CallKey;
 use replica::Replica;
 use rpc::{Caller, Context};
 use service_clients::caused_by;
-use service_clients::cfa::TradeBatch;
 use service_kit::audit::Act;
 use types::{Id128, Sequence, derived};
 
 use super::failure::{self, WaitingStep};
 use super::{SharedState, now_us};
 use crate::progress::Stats;
-use crate::repo::{BreakFilter, BreakRow, Case, Closed, RequestedBust, StoreError};
+use crate::repo::{BreakFilter, BreakRow, Case, Closed, RequestedBust, StoreError, Stored};
 use crate::request::SOURCE;
 use crate::saga::State;
 
@@ -82,7 +81,7 @@ const RETRY: &str = "RetrySettlement";
 /// Why a trade is not bust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BustRefusal {
-    /// It is not in the batch that waits for its submission to the chain.
+    /// It is not in the batch that is next to be posted or to be submitted to the chain.
     NotWaiting,
     /// Its batch has not been refused repeatedly.
     NotStuck,
@@ -127,8 +126,8 @@ impl Operators {
     pub async fn batches(&self, before: i64, limit: i64) -> Result<Vec<OpenBatch>, StoreError> {
         let rows = self.state.repo.list_open_batches(before, limit).await?;
         let rows = rows.into_iter();
-        let batch = |(row, sealed_at_us, changed_at_us): (crate::repo::Stored, i64, i64)| {
-            let trades = TradeBatch::from_bytes(&row.legs).map_or_else(Vec::new, |of| of.trades);
+        let batch = |(row, sealed_at_us, changed_at_us): (Stored, i64, i64)| {
+            let trades = row.trade_ids();
             let saga = &row.saga;
             // Bust trades include the withdrawn ones.
             let ended = match saga.bust.is_empty() {
@@ -136,7 +135,7 @@ impl Operators {
                 false => &saga.bust,
             };
             let open = saga.open.iter().chain(ended);
-            let id = |index: &u32| Some(trades.get(*index as usize)?.trade_id);
+            let id = |index: &u32| trades.get(*index as usize).copied();
             OpenBatch {
                 number: row.number,
                 trades: open.filter_map(id).collect(),
@@ -208,10 +207,10 @@ impl Operators {
         Ok(found.map(|(case, is_closed_now)| (case, !is_closed_now)))
     }
 
-    /// Ends the pauses of the waiting steps of `id`, or compares open differences at once if it is
-    /// the hold of one. An empty id: all steps and the differences. Returns the steps, with the
-    /// digest of the earlier call for a repeat, which ends the pauses again and has no record.
-    /// `None`: no step and no open difference has this id.
+    /// Ends the pauses of the waiting steps of `id`, which may be a trade of the step's batch, or
+    /// compares open differences at once if it is the hold of one. An empty id: all steps and the
+    /// differences. Returns the steps, with the digest of the earlier call for a repeat, which ends
+    /// the pauses again and has no record. `None`: no step and no open difference has this id.
     ///
     /// # Errors
     /// As [`Self::status`]; also, the store cannot be written.
@@ -231,11 +230,17 @@ impl Operators {
             let breaks = state.repo.breaks().await?;
             breaks.iter().any(|open| open.hold_id == id)
         };
-        if earlier.is_none() && !is_difference && !state.failures.is_waiting(id) {
+        let is_known = is_difference || state.failures.is_waiting(id);
+        let of_trade = match is_known {
+            true => None,
+            false => self.step_of_trade(id).await?,
+        };
+        if earlier.is_none() && !is_known && of_trade.is_none() {
             return Ok(None);
         }
+        let step_id = of_trade.as_deref().unwrap_or(id);
         let mut waiting = state.failures.waiting(usize::MAX);
-        waiting.retain(|step| id.is_empty() || step.id == id);
+        waiting.retain(|step| step_id.is_empty() || step.id == step_id);
         waiting.truncate(WAITING_MAX);
         if earlier.is_none() {
             let object_id = match id {
@@ -249,11 +254,27 @@ impl Operators {
             let recorded = state.repo.record_call(&key, by.digest, now_us(), act);
             earlier = recorded.await?;
         }
-        state.failures.retry(id);
+        state.failures.retry(step_id);
         if is_difference {
             state.compare.notify_one();
         }
         Ok(Some((waiting, earlier)))
+    }
+
+    /// Id of a waiting step whose batch has this trade open.
+    async fn step_of_trade(&self, id: &str) -> Result<Option<String>, StoreError> {
+        let Some(trade_id) = Id128::parse(id) else {
+            return Ok(None);
+        };
+        for step in self.state.failures.waiting(WAITING_MAX) {
+            // A later attempt on chain has the batch's id with a suffix (`derived::attempt_id`).
+            let batch_id = step.id.split('/').next().unwrap_or_default();
+            let row = self.state.repo.batch(batch_id).await?;
+            if row.is_some_and(|row| has_open(&row, trade_id)) {
+                return Ok(Some(step.id));
+            }
+        }
+        Ok(None)
     }
 
     /// Audit records with a sequence below `before`, newest first.
@@ -284,30 +305,13 @@ impl Operators {
         if let Some((batch_id, digest)) = state.repo.requested_bust(trade_id).await? {
             return Ok(Ok((batch_id, Some(digest))));
         }
-        let Some(row) = state.repo.first_posted().await? else {
+        let Some(row) = self.waiting_batch(trade_id).await? else {
             return Ok(Err(BustRefusal::NotWaiting));
         };
-        let trades = TradeBatch::from_bytes(&row.legs).map_or_else(Vec::new, |of| of.trades);
-        let is_of_trade = |index: &u32| {
-            let trade = trades.get(*index as usize);
-            trade.is_some_and(|trade| trade.trade_id == trade_id)
-        };
-        if !row.saga.open.iter().any(is_of_trade) {
-            return Ok(Err(BustRefusal::NotWaiting));
+        if let Some(refusal) = self.why_not_bust(&row).await {
+            return Ok(Err(refusal));
         }
         let attempt = derived::attempt_id(&row.batch_id, row.saga.attempt);
-        if !state.failures.is_stuck(failure::CHAIN, &attempt) {
-            return Ok(Err(BustRefusal::NotStuck));
-        }
-        let context = caused_by(&format!("{SOURCE}:{attempt}"));
-        match state.cfa.trade_batch(&context, &attempt, 0).await {
-            Ok(_) => return Ok(Err(BustRefusal::Submitted)),
-            Err(error) if error.is_not_found() => {}
-            Err(error) => {
-                tracing::warn!(%error, batch = attempt, "cannot ask for the batch of a bust trade");
-                return Ok(Err(BustRefusal::Away));
-            }
-        }
         let request = RequestedBust {
             trade_id,
             batch_id: row.batch_id,
@@ -320,7 +324,7 @@ impl Operators {
             format!("BUST, batch {}", request.batch_id),
         );
         let act = Act {
-            before: "POSTED",
+            before: row.saga.state.as_str(),
             after: &after,
             reason,
             ..by.act("trade.bust", &id)
@@ -331,10 +335,55 @@ impl Operators {
             batch = request.batch_id,
             actor = request.actor,
             reason,
-            "an operator busts a trade before its batch is submitted"
+            "an operator busts a trade before its batch is posted or submitted"
         );
         state.requested().insert(trade_id, reason.to_owned());
         state.failures.retry(&attempt);
         Ok(Ok((request.batch_id, None)))
     }
+
+    /// The batch that is next to be posted, or to be submitted, if it has this trade open.
+    async fn waiting_batch(&self, trade_id: Id128) -> Result<Option<Stored>, StoreError> {
+        for state in [State::Sealed, State::Posted] {
+            let row = self.state.repo.first_in(state).await?;
+            if let Some(row) = row.filter(|row| has_open(row, trade_id)) {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Why no trade may leave this batch, which is sealed or posted.
+    async fn why_not_bust(&self, row: &Stored) -> Option<BustRefusal> {
+        let state = &self.state;
+        let attempt = derived::attempt_id(&row.batch_id, row.saga.attempt);
+        let is_sealed = row.saga.state == State::Sealed;
+        let part = if is_sealed {
+            failure::LEDGER
+        } else {
+            failure::CHAIN
+        };
+        if !state.failures.is_stuck(part, &attempt) {
+            return Some(BustRefusal::NotStuck);
+        }
+        if is_sealed {
+            return None;
+        }
+        let context = caused_by(&format!("{SOURCE}:{attempt}"));
+        match state.cfa.trade_batch(&context, &attempt, 0).await {
+            Ok(_) => Some(BustRefusal::Submitted),
+            Err(error) if error.is_not_found() => None,
+            Err(error) => {
+                tracing::warn!(%error, batch = attempt, "cannot ask for the batch of a bust trade");
+                Some(BustRefusal::Away)
+            }
+        }
+    }
+}
+
+/// Whether a trade is in its batch and neither final, bust nor withdrawn.
+fn has_open(row: &Stored, trade_id: Id128) -> bool {
+    let trades = row.trade_ids();
+    let mut open = row.saga.open.iter();
+    open.any(|index| trades.get(*index as usize) == Some(&trade_id))
 }

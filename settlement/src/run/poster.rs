@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use replica::{Batch as Records, Follower, Replica};
 use sequencer::Durable;
-use service_clients::ledger::SealedBatch;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use types::command::Bust;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
-use super::retry::{retry_call, retry_store};
+use super::retry::retry_store;
 use super::{Halt, Shared, failure, monotonic_ns, now_ns, now_us};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
@@ -301,16 +300,11 @@ impl Poster {
         Ok(())
     }
 
-    /// Posts a sealed batch to the ledger, until it succeeds.
+    /// Posts a sealed batch to the ledger, until it succeeds, and passes it on.
     async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
-        let sealed = SealedBatch::from_bytes(&row.request)
-            .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
-        let shared = &self.shared;
         let started_ns = monotonic_ns();
-        let replayed = retry_call(shared, failure::LEDGER, &row.batch_id, || {
-            shared.ledger.create_sealed_operations(&sealed)
-        })
-        .await?;
+        let replayed = self.post_or_withdraw(&mut row).await?;
+        let shared = &self.shared;
         failpoint::reach(failpoint::POSTED);
         metrics::histogram!("settlement_post_seconds")
             .record((monotonic_ns() - started_ns) as f64 / 1e9);

@@ -241,6 +241,29 @@ impl Platform {
         (SettlementServiceClient::new(channel), slot)
     }
 
+    /// Creates an operation under the trade's reference, so the ledger refuses the trade for good.
+    pub async fn occupy(&mut self, trade: &str) {
+        self.ledger
+            .create_operation(wire::CreateOperationRequest {
+                context: context(&format!("occupy-{trade}")),
+                operation: Some(wire::Operation {
+                    r#type: proto::common::v1::OperationType::TradeBuy.into(),
+                    user_id: "user-5".into(),
+                    external_ref: Some(trade.into()),
+                    ..Default::default()
+                }),
+                postings: vec![wire::Posting {
+                    debit_subaccount_id: "system:reserve:CFA-RUB".into(),
+                    credit_subaccount_id: "user-5:CFA-RUB".into(),
+                    amount: Some(proto::convert::to_monetary_amount_minor("CFA-RUB", 1, 2)),
+                    ..Default::default()
+                }],
+                instrument_scales: Vec::new(),
+            })
+            .await
+            .unwrap();
+    }
+
     /// Whether settlement has submitted a command.
     pub fn has_submitted(&self, command: Command) -> bool {
         self.submitted.lock().unwrap().contains(&command)

@@ -225,6 +225,8 @@ const CONCURRENT_WEIGHT_MIN: usize = 256;
 
 /// Changes of operations per flush: the row count of the largest INSERT.
 const FLUSH_CHANGES: usize = 256;
+/// Flushes that wait for the writing thread; with more, the folding thread waits too.
+const FLUSHES_MAX: usize = 64;
 
 /// Message from the folding thread to the writing thread.
 enum FoldMessage {
@@ -275,7 +277,7 @@ impl Group {
         events: &Events<'_>,
     ) -> Result<Option<Book>, Error> {
         let head = self.head().clone();
-        let (sender, messages) = mpsc::channel();
+        let (sender, messages) = mpsc::sync_channel(FLUSHES_MAX);
         let done: Result<_, Error> = std::thread::scope(|scope| {
             let folding = move || {
                 let mut book = book.take()?;
