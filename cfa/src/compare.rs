@@ -7,10 +7,11 @@
 //!
 //! Ledger and chain change one after the other. A difference that has stayed the same for the
 //! window is *due*: the caller finds out whether it is in flight, that is whether an operation or a
-//! trade of the holder is open. If it is, the window starts anew, as it does for a difference that
-//! changes: a fault of a holder who trades without pause becomes a break at the first pause. If it
-//! is not, twice in a row, the difference is a break. Once is not enough: an operation may end
-//! between the reads of both sides and of the open operations.
+//! trade of the holder is open, or a distribution moves as much ([`Pending`]). If it is, the window
+//! starts anew, as it does for a difference that changes: a fault of a holder who trades without
+//! pause becomes a break at the first pause. If it is not, twice in a row, the difference is a
+//! break. Once is not enough: an operation may end between the reads of both sides and of the open
+//! operations.
 //!
 //! A difference that two persons have accepted counts as none until it changes.
 
@@ -44,6 +45,27 @@ pub enum Verdict {
     Resolved,
     /// An accepted difference has gone. It stays accepted until [`Comparison::forget_accepted`].
     Agreed,
+}
+
+/// The differences of a subject that its pending moves explain. Each move may have been made on one
+/// side alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pending {
+    least: i128,
+    most: i128,
+}
+
+impl Pending {
+    /// Adds a move. `difference`: chain - ledger while one side alone has made it.
+    pub fn add(&mut self, difference: i128) {
+        self.least += difference.min(0);
+        self.most += difference.max(0);
+    }
+
+    /// True if some of the moves, made on one side alone, may cause the difference.
+    pub fn explains(&self, difference: i128) -> bool {
+        (self.least..=self.most).contains(&difference)
+    }
 }
 
 /// State of a differing subject.
@@ -268,6 +290,18 @@ mod tests {
         assert_eq!(comparison.judge(&anna, 0, false, 8), Verdict::NoBreak);
         assert_eq!(comparison.judge(&anna, 5, false, 9), Verdict::NoBreak);
         assert_eq!(comparison.judge(&anna, 5, false, 10), Verdict::Break);
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_pending_moves_explain_differences_up_to_their_amounts() {
+        let mut pending = Pending::default();
+        assert!(!pending.explains(1));
+        pending.add(5);
+        pending.add(2);
+        pending.add(-3);
+        let explained = (-9i128..=9).filter(|difference| pending.explains(*difference));
+        assert!(explained.eq(-3i128..=7));
     }
 
     #[test]

@@ -9,15 +9,19 @@ use service_clients::{
     CallError, IdentityClient, LedgerClient, LimitType, MarketClient, OperationType,
     PaymentsClient, caused_by,
 };
-use types::{Amount, Id128, InstrumentId, Minor};
+use types::{Amount, Id128, InstrumentId, Minor, subaccount};
 
 use crate::error::{Error, Refusal};
-use crate::model::{self, Instrument, Rejection, Status, limit_rejection};
+use crate::model::{
+    self, CFA_RUB, CFA_RUB_DECIMALS, Instrument, Rejection, Status, limit_rejection,
+};
 
 /// Source name in outgoing calls, and owner of this service's holds. No other service may release
 /// or consume these holds.
 pub const SOURCE: &str = "cfa";
 pub const MARKET: &str = MarketClient::SERVICE;
+/// Owner of the market's holds.
+pub const MARKET_OWNER: &str = "market";
 
 pub struct Peers {
     pub ledger: LedgerClient,
@@ -199,6 +203,15 @@ impl Peers {
     }
 
     // ---- ledger
+
+    /// The user's available CFA-RUB, in kopecks.
+    pub async fn available_money(&self, correlation_id: &str, user_id: &str) -> Result<i64, Error> {
+        let context = caused_by(correlation_id);
+        let account = subaccount::of_user(user_id, CFA_RUB);
+        let balance = self.ledger.balance(&context, &account).await?;
+        let available = balance.available.to_minor(CFA_RUB_DECIMALS);
+        available.map_err(|error| Error::Damaged(error.to_string()))
+    }
 
     /// Posts the operations, all or none. `scales` are the decimals of instruments that the ledger
     /// may not know yet. A repeat is safe although the call's key is new: the key of each operation

@@ -47,7 +47,7 @@ pub use api::topics::{
 pub use repo::sealed_store;
 pub use service_kit::Clock;
 pub use url::StoreUrl;
-pub use verify::{Fault, FinalOperation, Finals, Heads, Verified, verify};
+pub use verify::{Fault, Heads, ReferencedOperation, ReferencedOperations, Verified, verify};
 
 use api::{Api, consumers, topics};
 use committer::Committer;

@@ -6,7 +6,7 @@
 //! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
 //! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
 //! | audit records | the first bad record in the chain of each other service |
-//! | operations | a final ledger operation that differs from cfa's, a final trade of no batch |
+//! | operations | a ledger operation that differs from cfa's, a trade that only one of them has |
 //! | registry | contradictions in the holder registry, times other than those of the chain |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!
@@ -14,7 +14,7 @@
 //! times of the registry are compared with the blocks of the embedded chain. A remote chain is not
 //! in the files: an altered time is then found only if it contradicts another row.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ use anyhow::Context;
 use cfa::{OperationRecord, OperationRecords};
 use events::SealedStore;
 use events::audit::Verified;
-use ledger::{FinalOperation, Finals, Heads};
+use ledger::{Heads, ReferencedOperation, ReferencedOperations};
 use rpc::Context as CallContext;
 use serde::Serialize;
 use service_clients::CfaClient;
 use service_clients::cfa::Anchor;
-use types::{CFA_RUB, OperationType};
+use types::{CFA_RUB, Id128, NodeId, OperationType, derived};
 
 use crate::config::Config;
 use crate::manifest;
@@ -36,6 +36,9 @@ use crate::manifest;
 /// after the other.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(300);
+/// Longest delivery of the event by which a redemption of CFA-RUB becomes final in the ledger, in
+/// microseconds.
+const EVENT_US: i64 = 600_000_000;
 /// Findings per part.
 const FINDINGS_MAX: usize = 100;
 /// Blocks of the embedded chain that are read at once.
@@ -273,29 +276,34 @@ async fn audit_chains(config: &Config) -> anyhow::Result<PartCheck> {
     })
 }
 
-/// Compares every final operation of the ledger with the CFA service's operation or trade.
+/// Compares the ledger's operations with the CFA service's operations and trades, both ways.
 async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
-    let store = cfa::sealed_store(&config.cfa);
-    let mut finals = Finals::open(&config.ledger).await.context("ledger")?;
-    let opened = OperationRecords::open(&store.path).await;
-    let mut records = opened.with_context(|| store.path.display().to_string())?;
+    let mut earlier = Earlier::read(config).await?;
+    let opened = ReferencedOperations::open(&config.ledger).await;
+    let mut ledger = opened.context("ledger")?;
+    let mut records = operation_records(config).await?;
     let mut part = PartCheck {
         name: "operations".to_owned(),
         ..PartCheck::default()
     };
     loop {
-        let page = finals.next_page().await.context("ledger")?;
+        let page = ledger.next_page().await.context("ledger")?;
         if page.is_empty() {
             break;
         }
         part.rows += page.len() as u64;
-        let differing = differing(config, &mut records, page).await?;
+        let (finals, open): (Vec<_>, Vec<_>) = page.into_iter().partition(|one| one.is_final);
+        part.findings.extend(earlier.set_back(&open).await?);
+        let differing = differing(config, &mut records, finals).await?;
         part.findings.extend(differing);
         if part.findings.len() >= FINDINGS_MAX {
             break;
         }
     }
-    finals.close().await.context("ledger")?;
+    earlier.records.close().await.context("cfa")?;
+    let unknown = unknown_trades(config, &mut records, &mut ledger).await?;
+    part.findings.extend(unknown);
+    ledger.close().await.context("ledger")?;
     let of_trades = records.check_trades().await.context("cfa")?;
     let of_trades = of_trades.into_iter().map(|(name, id)| match &*name {
         "batch" => format!("batch {id}: more trades are final than it has settled"),
@@ -306,11 +314,122 @@ async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
     Ok(part)
 }
 
-/// The differences of a page that remain over all attempts.
+async fn operation_records(config: &Config) -> anyhow::Result<OperationRecords> {
+    let path = cfa::sealed_store(&config.cfa).path;
+    let opened = OperationRecords::open(&path).await;
+    opened.with_context(|| path.display().to_string())
+}
+
+/// What was final at the CFA service and at settlement before the snapshot of the ledger was taken.
+/// So it is final in the snapshot.
+struct Earlier {
+    records: OperationRecords,
+    /// Time of the last change at the CFA service.
+    last_change_us: i64,
+    /// Batches that settlement has not made final in the ledger yet.
+    open_batches: HashSet<String>,
+}
+
+impl Earlier {
+    async fn read(config: &Config) -> anyhow::Result<Self> {
+        let mut records = operation_records(config).await?;
+        let last_change_us = records.hold_snapshot().await.context("cfa")?;
+        let file = settlement::sealed_store(&config.settlement).path;
+        let open_batches = settlement::open_batch_ids(&file).await;
+        Ok(Self {
+            records,
+            last_change_us,
+            open_batches: open_batches.with_context(|| file.display().to_string())?,
+        })
+    }
+
+    /// Operations of these, which are not final, that the CFA service has as final.
+    async fn set_back(&mut self, page: &[ReferencedOperation]) -> anyhow::Result<Vec<String>> {
+        if page.is_empty() {
+            return Ok(Vec::new());
+        }
+        let references: Vec<&str> = page.iter().map(|one| one.reference.as_str()).collect();
+        let found = self.records.find(&references).await.context("cfa")?;
+        let is_set_back = |one: &&ReferencedOperation| {
+            found.get(&one.reference).is_some_and(|record| {
+                record.is_final && is_of(one, record) && !self.is_in_flight(record)
+            })
+        };
+        let set_back = page.iter().filter(is_set_back);
+        Ok(set_back
+            .map(|one| {
+                let id = &one.operation_id;
+                format!("operation {id}: final at the CFA service, not final in the ledger")
+            })
+            .collect())
+    }
+
+    /// Whether the ledger may get a final operation's finality later than the CFA service has it.
+    /// Other operations become final in the ledger first.
+    fn is_in_flight(&self, record: &OperationRecord) -> bool {
+        if record.is_trade {
+            return self.open_batches.contains(&record.batch_id);
+        }
+        let is_by_event =
+            record.kind == OperationType::Redemption && record.instrument_id == CFA_RUB;
+        is_by_event && record.finalized_at_us.saturating_add(EVENT_US) > self.last_change_us
+    }
+}
+
+/// Trades of the CFA service that are not final and not in the ledger, although settlement has
+/// posted the trades of their commands. It does not post a trade that an operator withdraws before,
+/// which is bust. A trade of a later command is in flight.
+async fn unknown_trades(
+    config: &Config,
+    records: &mut OperationRecords,
+    ledger: &mut ReferencedOperations,
+) -> anyhow::Result<Vec<String>> {
+    let node = NodeId::new(config.settlement.node).context("node number")?;
+    let source = derived::settlement_source(node);
+    let file = settlement::sealed_store(&config.settlement).path;
+    let through = ledger.applied_through(&source).await.context("ledger")?;
+    let mut findings = Vec::new();
+    let mut after = String::new();
+    while findings.len() < FINDINGS_MAX {
+        let page = records.open_trades(&after).await.context("cfa")?;
+        let Some((last, _)) = page.last() else {
+            break;
+        };
+        after.clone_from(last);
+        let trades: Vec<&str> = page.iter().map(|(_, trade)| trade.as_str()).collect();
+        let known = ledger.known(OperationType::TradeSell, &trades).await;
+        let known = known.context("ledger")?;
+        let unknown: Vec<&str> = trades
+            .into_iter()
+            .filter(|trade| !known.contains(*trade) && !is_after(trade, node, through))
+            .collect();
+        if unknown.is_empty() {
+            continue;
+        }
+        let withdrawn = settlement::bust_or_open(&file, &unknown).await;
+        let withdrawn = withdrawn.with_context(|| file.display().to_string())?;
+        let unknown = unknown.iter().filter(|trade| !withdrawn.contains(**trade));
+        findings.extend(unknown.map(|trade| format!("trade {trade}: never executed")));
+    }
+    Ok(findings)
+}
+
+/// True for the id of a trade whose command is after this sequence.
+fn is_after(trade: &str, node: NodeId, sequence: u64) -> bool {
+    let from = Id128::parse(trade).and_then(|id| derived::derived_from(id, node));
+    let Some(from) = from.filter(|from| from.index.is_some()) else {
+        return false;
+    };
+    // An id has the low 32 bits of its sequence. The distance is below half of their range.
+    let passed = sequence.wrapping_sub(from.sequence_low.into()) & u64::from(u32::MAX);
+    passed > u64::from(u32::MAX / 2)
+}
+
+/// The differences of a page of final operations that remain over all attempts.
 async fn differing(
     config: &Config,
     records: &mut OperationRecords,
-    mut page: Vec<FinalOperation>,
+    mut page: Vec<ReferencedOperation>,
 ) -> anyhow::Result<Vec<String>> {
     let mut attempt = 1;
     loop {
@@ -341,12 +460,12 @@ async fn differing(
 /// An issue's redemption moves money under an operation that the CFA service has not stored.
 async fn unknown_transactions(
     config: &Config,
-    page: &[FinalOperation],
+    page: &[ReferencedOperation],
     found: &HashMap<String, OperationRecord>,
 ) -> anyhow::Result<Vec<String>> {
     let hashes = page
         .iter()
-        .filter(|one| !found.contains_key(&one.reference));
+        .filter(|one| !one.tx_hash.is_empty() && !found.contains_key(&one.reference));
     let hashes: Vec<&str> = hashes.map(|one| one.tx_hash.as_str()).collect();
     if hashes.is_empty() {
         return Ok(Vec::new());
@@ -412,24 +531,46 @@ impl fmt::Display for Difference {
     }
 }
 
+/// Whether the CFA service's operation is the cause of the ledger's. A caller may post another one
+/// with the same reference, but only services name its transaction.
+fn is_of(one: &ReferencedOperation, record: &OperationRecord) -> bool {
+    match record.is_trade {
+        true => is_of_trade(one),
+        false => one.kind == Some(record.kind),
+    }
+}
+
+fn is_of_trade(one: &ReferencedOperation) -> bool {
+    use OperationType::{Fee, TradeBuy, TradeSell};
+    matches!(one.kind, Some(TradeBuy | TradeSell | Fee))
+}
+
+/// How a final operation differs.
 fn fault(
-    one: &FinalOperation,
+    one: &ReferencedOperation,
     record: Option<&OperationRecord>,
     unknown: &[String],
 ) -> Option<Difference> {
+    let has_transaction = !one.tx_hash.is_empty();
     let Some(record) = record else {
-        use OperationType::{Fee, TradeBuy, TradeSell};
-        if matches!(one.kind, Some(TradeBuy | TradeSell | Fee)) {
+        if has_transaction && is_of_trade(one) {
             return Some(Difference::NoTrade);
         }
         let is_unknown = unknown.contains(&one.tx_hash);
         return is_unknown.then(|| Difference::UnknownTransaction(one.tx_hash.clone()));
     };
+    if !has_transaction && !is_of(one, record) {
+        return None;
+    }
     if !record.is_final {
         return Some(Difference::NotFinal);
     }
     if !record.tx_hash.eq_ignore_ascii_case(&one.tx_hash) {
-        let (cfa, ledger) = (record.tx_hash.clone(), one.tx_hash.clone());
+        let named = |hash: &str| match hash {
+            "" => "none".to_owned(),
+            hash => hash.to_owned(),
+        };
+        let (cfa, ledger) = (named(&record.tx_hash), named(&one.tx_hash));
         return Some(Difference::Transaction(cfa, ledger));
     }
     if !record.is_of_batch {
@@ -441,7 +582,7 @@ fn fault(
 }
 
 /// How the user and the money of a trade's operation differ.
-fn trade_fault(one: &FinalOperation, record: &OperationRecord) -> Option<Difference> {
+fn trade_fault(one: &ReferencedOperation, record: &OperationRecord) -> Option<Difference> {
     let (user_id, money) = match one.kind? {
         OperationType::TradeBuy => (&record.to_user_id, record.payment_minor),
         OperationType::TradeSell => (&record.from_user_id, record.payment_minor),
@@ -457,7 +598,7 @@ fn trade_fault(one: &FinalOperation, record: &OperationRecord) -> Option<Differe
 
 /// How the amount of an instrument differs. A fee has no posting in units; units that are partly
 /// seized have two.
-fn amount_fault(one: &FinalOperation, instrument_id: &str, cfa: i64) -> Option<Difference> {
+fn amount_fault(one: &ReferencedOperation, instrument_id: &str, cfa: i64) -> Option<Difference> {
     let amounts = one.amounts.iter().filter(|(id, _)| id == instrument_id);
     let ledger = amounts
         .map(|(_, amount)| *amount)
@@ -470,9 +611,7 @@ fn amount_fault(one: &FinalOperation, instrument_id: &str, cfa: i64) -> Option<D
 }
 
 async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
-    let store = cfa::sealed_store(&config.cfa);
-    let opened = OperationRecords::open(&store.path).await;
-    let mut records = opened.with_context(|| store.path.display().to_string())?;
+    let mut records = operation_records(config).await?;
     let (rows, found) = records.check_registry().await.context("holder registry")?;
     let times = records.block_times().await.context("holder registry")?;
     records.close().await.context("cfa")?;
@@ -536,10 +675,11 @@ impl fmt::Display for Checked {
 mod tests {
     use super::*;
 
-    fn operation() -> FinalOperation {
-        FinalOperation {
+    fn operation() -> ReferencedOperation {
+        ReferencedOperation {
             operation_id: "op".to_owned(),
             kind: Some(OperationType::TradeBuy),
+            is_final: true,
             user_id: "boris".to_owned(),
             reference: "trade".to_owned(),
             tx_hash: "0xab".to_owned(),
@@ -550,8 +690,11 @@ mod tests {
     fn record() -> OperationRecord {
         OperationRecord {
             operation_id: "op".to_owned(),
+            kind: OperationType::TradeBuy,
             is_final: true,
+            finalized_at_us: 1,
             tx_hash: "0xAB".to_owned(),
+            batch_id: "batch".to_owned(),
             instrument_id: "BOND-1".to_owned(),
             units_minor: 3,
             from_user_id: "anna".to_owned(),
@@ -602,13 +745,49 @@ mod tests {
         }
         let no_trade = fault(&operation(), None, &[]).map(|fault| fault.to_string());
         assert_eq!(no_trade.as_deref(), Some("no trade at the CFA service"));
-        let funding = FinalOperation {
+        let funding = ReferencedOperation {
             kind: Some(OperationType::Redemption),
             ..operation()
         };
         let unknown = ["0xab".to_owned()];
         assert!(fault(&funding, None, &unknown).is_some());
         assert!(fault(&funding, None, &[]).is_none());
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_a_missing_transaction_is_a_difference_of_the_same_operation_only() {
+        let of = |kind| ReferencedOperation {
+            kind: Some(kind),
+            tx_hash: String::new(),
+            ..operation()
+        };
+        let fault_of = |one: &ReferencedOperation, record: Option<&OperationRecord>| {
+            fault(one, record, &[]).map(|fault| fault.to_string())
+        };
+        let found = fault_of(&of(OperationType::TradeSell), Some(&record()));
+        let expected = "transaction: 0xAB at the CFA service, none in the ledger";
+        assert_eq!(found.as_deref(), Some(expected));
+        let other = of(OperationType::Payment);
+        assert_eq!(fault_of(&other, Some(&record())), None);
+        assert_eq!(fault_of(&of(OperationType::Fee), None), None);
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_a_trade_is_in_flight_only_after_the_position_of_the_ledger() {
+        let node = NodeId::new(1).expect("a node");
+        let trade = |sequence: u64| {
+            let sequence = types::Sequence(sequence);
+            derived::trade_uuid(1_700_000_000_000_000_000, node, sequence, 0).to_string()
+        };
+        assert!(is_after(&trade(8), node, 7));
+        assert!(!is_after(&trade(7), node, 7) && !is_after(&trade(1), node, 7));
+        // The low 32 bits have begun anew.
+        assert!(is_after(&trade((1 << 32) + 1), node, (1 << 32) - 1));
+        assert!(!is_after(&trade((1 << 32) - 1), node, (1 << 32) + 1));
+        let order = derived::order_uuid(1, node, types::Sequence(8)).to_string();
+        assert!(!is_after(&order, node, 7) && !is_after("x", node, 7));
     }
 
     // rows: R350 R215

@@ -107,6 +107,22 @@ impl Sockets {
             chain_rpc: bind("chain_rpc", listen.chain_rpc).await?,
         })
     }
+
+    fn addresses(&self, bank: SocketAddr, trading: SocketAddr) -> std::io::Result<Addresses> {
+        Ok(Addresses {
+            all: self.all.local_addr()?,
+            ledger: self.ledger.local_addr()?,
+            cfa: self.cfa.local_addr()?,
+            payments: self.payments.local_addr()?,
+            market: self.market.local_addr()?,
+            identity: self.identity.local_addr()?,
+            approvals: self.approvals.local_addr()?,
+            bank,
+            chain: self.chain.local_addr()?,
+            chain_rpc: self.chain_rpc.local_addr()?,
+            trading,
+        })
+    }
 }
 
 async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -265,9 +281,6 @@ impl Platform {
             "sandbox.enabled = false: real identity and bank connections are not part of this version"
         );
         let metrics = rpc::metrics_init();
-        let auth = Authenticator::Sandbox;
-        let (stages, local) = (Stages::default(), LocalEndpoints::default());
-
         keep_threads()?;
 
         // Before the first port is bound: connection limits derive from the descriptor limit.
@@ -284,157 +297,46 @@ impl Platform {
         config.set_addresses();
 
         // 2. The event log.
+        let stages = Stages::default();
         let (log, embedded) = open_log(&config, &stages.edge).await?;
-
-        // 3. The chain and its connector.
-        let chain_deps = chain::ChainDeps { log: log.clone() };
-        let chain = chain::start_chain(config.chain.clone(), chain_deps, stages.chain.clone())
-            .await
-            .context("chain")?;
-        let chain_rpc = sockets.chain_rpc.local_addr()?;
-        chain.serve_json_rpc(sockets.chain_rpc);
-        local
-            .chain
-            .fill(rpc::with_auth(chain.service().routes, &auth));
-
-        // 4. The ledger.
-        let deps = ledger::LedgerDeps::new(log.clone(), local.cfa());
-        let started = ledger::start(config.ledger.clone(), deps, stages.ledger.clone()).await;
-        let ledger = started.context("ledger")?;
-        local
-            .ledger
-            .fill(rpc::with_auth(ledger.service().routes, &auth));
-
-        // 5. External systems: identity and bank.
-        let identity = sandbox::identity::start(
-            config.identity.clone(),
-            sandbox::identity::IdentityDeps { log: log.clone() },
-            stages.services.clone(),
-        )
-        .await
-        .context("identity")?;
-        local
-            .identity
-            .fill(rpc::with_auth(identity.service().routes, &auth));
-        let bank = sandbox::bank::start(config.bank.clone(), stages.services.clone())
-            .await
-            .context("bank")?;
-        config.listen.bank = bank.address();
-        config.set_addresses();
-
-        // 6. The CFA life cycle and payments, which call each other.
-        let cfa_deps = cfa::CfaDeps {
-            log: log.clone(),
-            ledger: local.ledger(),
-            payments: local.payments(),
-            identity: local.identity(),
-            market: local.market(),
-            chain: chain.connector(),
-            clock: cfa::Clock::default(),
+        let mut start = Start {
+            config,
+            log,
+            auth: Authenticator::Sandbox,
+            stages,
+            local: LocalEndpoints::default(),
         };
-        let cfa = cfa::start(config.cfa.clone(), cfa_deps, stages.services.clone())
-            .await
-            .context("cfa")?;
-        local.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
-        let payments = start_payments(&config, &log, &local, &stages.services).await?;
-        local
-            .payments
-            .fill(rpc::with_auth(payments.service().routes, &auth));
 
-        let approvals = start_approvals(&config, &log, &local, &stages.services).await?;
-
-        // 7. The trading path: journal, books, settlement, gateway.
-        let backlog = Arc::new(Backlog::new(config.trading.bounds));
-        let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
-        let followers = vec![history.clone(), feed.clone(), settled.clone()];
-        let reach = journal_reach(&config, local.ledger()).await?;
-        let (sequencer, live_replica) =
-            start_sequencer(&config, followers, reach, backlog.clone()).await?;
-        let settlement_deps = settlement::SettlementDeps {
-            replica: live_replica.replica(),
-            durable: settled,
-            backlog,
-            journal: settlement::journal_port(sequencer.port()),
-            ledger: local.ledger(),
-            cfa: local.cfa(),
-            log: log.clone(),
-        };
-        let settlement = settlement::start(
-            config.settlement.clone(),
-            settlement_deps,
-            stages.settlement.clone(),
-        );
-        let settlement = settlement.await.context("settlement")?;
-        let gateway_deps = gateway::GatewayDeps {
-            log: log.clone(),
-            auth: auth.clone(),
-            identity: local.identity(),
-            ledger: local.ledger(),
-            cfa: local.cfa(),
-            port: sequencer.port(),
-            commit: sequencer.commit(),
-            replica: live_replica.replica(),
-            history,
-            feed,
-        };
-        let gateway = gateway::start(config.market.clone(), gateway_deps, stages.edge.clone())
-            .await
-            .context("market")?;
-        let fill = |slot: &LocalSlot, of: Service| slot.fill(rpc::with_auth(of.routes, &auth));
-        fill(&local.market, gateway.service());
-        fill(&local.settlement, settlement.service());
-
-        watch_market(&config, &settlement, &gateway, &sequencer, &stages.edge);
-
+        // 3. The chain and its connector, then the ledger.
+        let chain = start.chain().await?;
+        let ledger = start.ledger().await?;
+        // 4. External systems: identity and bank.
+        let identity = start.identity().await?;
+        let bank = start.bank().await?;
+        // 5. The CFA life cycle and payments, which call each other, and the approvals.
+        let cfa = start.cfa(&chain).await?;
+        let payments = start.payments().await?;
+        let approvals = start.approvals().await?;
+        // 6. The trading path: journal, books, settlement, gateway.
+        let trading = start.trading().await?;
         // All stores exist. From now on a missing store is a lost one.
         manifest.complete()?;
 
-        // 8. Public listeners: a port per service, and one for all.
-        let addresses = Addresses {
-            all: sockets.all.local_addr()?,
-            ledger: sockets.ledger.local_addr()?,
-            cfa: sockets.cfa.local_addr()?,
-            payments: sockets.payments.local_addr()?,
-            market: sockets.market.local_addr()?,
-            identity: sockets.identity.local_addr()?,
-            approvals: sockets.approvals.local_addr()?,
-            bank: bank.address(),
-            chain: sockets.chain.local_addr()?,
-            chain_rpc,
-            trading: gateway.trading_address(),
-        };
-        let mut ports = Ports::new(config.calls, auth, metrics, stages.edge.clone());
-        let mut serve = |listener, services| ports.serve(listener, services);
-        serve(sockets.ledger, vec![ledger.service()]);
-        serve(sockets.cfa, vec![cfa.service()]);
-        serve(sockets.payments, vec![payments.service()]);
-        serve(sockets.market, vec![gateway.service()]);
-        serve(sockets.identity, vec![identity.service()]);
-        serve(sockets.approvals, vec![approvals.service()]);
-        serve(sockets.chain, vec![chain.service()]);
-        serve(
-            sockets.all,
-            vec![
-                ledger.service(),
-                cfa.service(),
-                payments.service(),
-                gateway.service(),
-                identity.service(),
-                approvals.service(),
-                chain.service(),
-                settlement.service(),
-                bank.service(),
-            ],
+        let ports = Ports::new(
+            start.config.calls,
+            start.auth,
+            metrics,
+            start.stages.edge.clone(),
         );
-        Ok(Self {
-            addresses,
-            local,
-            stages,
-            listeners: ports.listeners,
-            gateway,
-            replica: live_replica,
-            sequencer,
-            settlement,
+        let mut platform = Self {
+            addresses: sockets.addresses(bank.address(), trading.gateway.trading_address())?,
+            local: start.local,
+            stages: start.stages,
+            listeners: JoinSet::new(),
+            gateway: trading.gateway,
+            replica: trading.replica,
+            sequencer: trading.sequencer,
+            settlement: trading.settlement,
             payments,
             cfa,
             approvals,
@@ -444,7 +346,37 @@ impl Platform {
             chain,
             embedded,
             lock,
-        })
+        };
+        // 7. Public listeners: a port per service, and one for all.
+        platform.serve(sockets, ports);
+        Ok(platform)
+    }
+
+    fn serve(&mut self, sockets: Sockets, mut ports: Ports) {
+        self.chain.serve_json_rpc(sockets.chain_rpc);
+        let mut serve = |listener, services| ports.serve(listener, services);
+        serve(sockets.ledger, vec![self.ledger.service()]);
+        serve(sockets.cfa, vec![self.cfa.service()]);
+        serve(sockets.payments, vec![self.payments.service()]);
+        serve(sockets.market, vec![self.gateway.service()]);
+        serve(sockets.identity, vec![self.identity.service()]);
+        serve(sockets.approvals, vec![self.approvals.service()]);
+        serve(sockets.chain, vec![self.chain.service()]);
+        serve(
+            sockets.all,
+            vec![
+                self.ledger.service(),
+                self.cfa.service(),
+                self.payments.service(),
+                self.gateway.service(),
+                self.identity.service(),
+                self.approvals.service(),
+                self.chain.service(),
+                self.settlement.service(),
+                self.bank.service(),
+            ],
+        );
+        self.listeners = ports.listeners;
     }
 
     pub fn addresses(&self) -> Addresses {
@@ -619,37 +551,157 @@ async fn open_log(
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 
-async fn start_payments(
-    config: &Config,
-    log: &Arc<dyn events::Log>,
-    local: &LocalEndpoints,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<payments::PaymentsHandle> {
-    let deps = payments::PaymentsDeps {
-        log: log.clone(),
-        identity: local.identity(),
-        cfa: local.cfa(),
-        chain: local.chain(),
-        alerts: config.alerts.sinks(),
-    };
-    let started = payments::start(config.payments.clone(), deps, shutdown.clone());
-    started.await.context("payments")
+/// What the parts of a platform need to start.
+struct Start {
+    config: Config,
+    log: Arc<dyn events::Log>,
+    auth: Authenticator,
+    stages: Stages,
+    local: LocalEndpoints,
 }
 
-/// Starts the approvals service. It makes approved calls of the other services.
-async fn start_approvals(
-    config: &Config,
-    log: &Arc<dyn events::Log>,
-    local: &LocalEndpoints,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<approvals::ApprovalsHandle> {
-    let deps = approvals::ApprovalsDeps {
-        log: log.clone(),
-        services: local.approvable(),
-        clock: service_kit::Clock::default(),
-    };
-    let started = approvals::start(config.approvals.clone(), deps, shutdown.clone());
-    started.await.context("approvals")
+/// The parts of the trading path.
+struct Trading {
+    gateway: gateway::GatewayHandle,
+    replica: LiveReplica,
+    sequencer: SequencerHandle,
+    settlement: settlement::SettlementHandle,
+}
+
+impl Start {
+    fn fill(&self, slot: &LocalSlot, service: Service) {
+        slot.fill(rpc::with_auth(service.routes, &self.auth));
+    }
+
+    async fn chain(&self) -> anyhow::Result<chain::ChainHandle> {
+        let deps = chain::ChainDeps {
+            log: self.log.clone(),
+        };
+        let (config, shutdown) = (self.config.chain.clone(), self.stages.chain.clone());
+        let started = chain::start_chain(config, deps, shutdown).await;
+        let chain = started.context("chain")?;
+        self.fill(&self.local.chain, chain.service());
+        Ok(chain)
+    }
+
+    async fn ledger(&self) -> anyhow::Result<ledger::LedgerHandle> {
+        let deps = ledger::LedgerDeps::new(self.log.clone(), self.local.cfa());
+        let (config, shutdown) = (self.config.ledger.clone(), self.stages.ledger.clone());
+        let started = ledger::start(config, deps, shutdown).await;
+        let ledger = started.context("ledger")?;
+        self.fill(&self.local.ledger, ledger.service());
+        Ok(ledger)
+    }
+
+    async fn identity(&self) -> anyhow::Result<sandbox::identity::IdentityHandle> {
+        let deps = sandbox::identity::IdentityDeps {
+            log: self.log.clone(),
+        };
+        let (config, shutdown) = (self.config.identity.clone(), self.stages.services.clone());
+        let started = sandbox::identity::start(config, deps, shutdown).await;
+        let identity = started.context("identity")?;
+        self.fill(&self.local.identity, identity.service());
+        Ok(identity)
+    }
+
+    /// Starts the bank and sets its address in the configuration of its callers.
+    async fn bank(&mut self) -> anyhow::Result<sandbox::bank::BankHandle> {
+        let shutdown = self.stages.services.clone();
+        let started = sandbox::bank::start(self.config.bank.clone(), shutdown).await;
+        let bank = started.context("bank")?;
+        self.config.listen.bank = bank.address();
+        self.config.set_addresses();
+        Ok(bank)
+    }
+
+    async fn cfa(&self, chain: &chain::ChainHandle) -> anyhow::Result<cfa::CfaHandle> {
+        let deps = cfa::CfaDeps {
+            log: self.log.clone(),
+            ledger: self.local.ledger(),
+            payments: self.local.payments(),
+            identity: self.local.identity(),
+            market: self.local.market(),
+            chain: chain.connector(),
+            clock: cfa::Clock::default(),
+        };
+        let (config, shutdown) = (self.config.cfa.clone(), self.stages.services.clone());
+        let cfa = cfa::start(config, deps, shutdown).await.context("cfa")?;
+        self.fill(&self.local.cfa, cfa.service());
+        Ok(cfa)
+    }
+
+    async fn payments(&self) -> anyhow::Result<payments::PaymentsHandle> {
+        let deps = payments::PaymentsDeps {
+            log: self.log.clone(),
+            identity: self.local.identity(),
+            cfa: self.local.cfa(),
+            chain: self.local.chain(),
+            alerts: self.config.alerts.sinks(),
+        };
+        let (config, shutdown) = (self.config.payments.clone(), self.stages.services.clone());
+        let started = payments::start(config, deps, shutdown).await;
+        let payments = started.context("payments")?;
+        self.fill(&self.local.payments, payments.service());
+        Ok(payments)
+    }
+
+    /// Starts the approvals service. It makes approved calls of the other services.
+    async fn approvals(&self) -> anyhow::Result<approvals::ApprovalsHandle> {
+        let deps = approvals::ApprovalsDeps {
+            log: self.log.clone(),
+            services: self.local.approvable(),
+            clock: service_kit::Clock::default(),
+        };
+        let (config, shutdown) = (self.config.approvals.clone(), self.stages.services.clone());
+        let started = approvals::start(config, deps, shutdown).await;
+        started.context("approvals")
+    }
+
+    async fn trading(&self) -> anyhow::Result<Trading> {
+        let (config, local) = (&self.config, &self.local);
+        let backlog = Arc::new(Backlog::new(config.trading.bounds));
+        let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
+        let followers = vec![history.clone(), feed.clone(), settled.clone()];
+        let reach = journal_reach(config, local.ledger()).await?;
+        let (sequencer, replica) =
+            start_sequencer(config, followers, reach, backlog.clone()).await?;
+        let deps = settlement::SettlementDeps {
+            replica: replica.replica(),
+            durable: settled,
+            backlog,
+            journal: settlement::journal_port(sequencer.port()),
+            ledger: local.ledger(),
+            cfa: local.cfa(),
+            log: self.log.clone(),
+        };
+        let shutdown = self.stages.settlement.clone();
+        let started = settlement::start(config.settlement.clone(), deps, shutdown).await;
+        let settlement = started.context("settlement")?;
+        let deps = gateway::GatewayDeps {
+            log: self.log.clone(),
+            auth: self.auth.clone(),
+            identity: local.identity(),
+            ledger: local.ledger(),
+            cfa: local.cfa(),
+            port: sequencer.port(),
+            commit: sequencer.commit(),
+            replica: replica.replica(),
+            history,
+            feed,
+        };
+        let edge = &self.stages.edge;
+        let started = gateway::start(config.market.clone(), deps, edge.clone()).await;
+        let gateway = started.context("market")?;
+        self.fill(&local.market, gateway.service());
+        self.fill(&local.settlement, settlement.service());
+        watch_market(config, &settlement, &gateway, &sequencer, edge);
+        Ok(Trading {
+            gateway,
+            replica,
+            sequencer,
+            settlement,
+        })
+    }
 }
 
 /// Sequence of the last journal record that the databases contain.

@@ -1,8 +1,11 @@
 //! Attacks on money, units and authority over the public ports, one test each (`docs/attacks.md`).
 //! Each asserts the answer of today and that nothing has moved.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, number, staff, text};
+use tests::flow::Random;
 use tests::shared::{platform, run};
 use tests::world::{User, amount, rub};
 use tests::{Platform, Refusal};
@@ -331,6 +334,122 @@ fn redemptions_at_once_stay_within_the_limit_of_the_day() {
     });
 }
 
+/// Makes a call after a pause.
+async fn after(
+    pause: Duration,
+    platform: &Platform,
+    (token, name): (&str, &str),
+    request: Value,
+) -> Result<Value, Refusal> {
+    tokio::time::sleep(pause).await;
+    platform.call(token, name, request).await
+}
+
+/// Starts a redemption, an order and a transfer of `user`, each of 60 roubles, and a block of the
+/// user within 40 ms. Returns once no order is open.
+async fn at_once(
+    platform: &Platform,
+    random: &mut Random,
+    bond: &str,
+    (user, other): (&User, &User),
+) {
+    let mut pause = || Duration::from_millis(random.below(40));
+    let token = user.token();
+    let payout = uuid::Uuid::now_v7().to_string();
+    let redeem = json!({ "userId": user.id, "payoutId": payout, "amount": rub("60.00") });
+    let order = tests::world::limit_order(user, bond, "BUY", "60.00", "1");
+    let transfer = json!({
+        "instrumentId": "CFA-RUB", "fromUserId": user.id, "toUserId": other.id,
+        "amount": amount("CFA-RUB", "60.00"),
+    });
+    let block = json!({ "userId": user.id, "reason": "a drill" });
+    let call = |name| (token.as_str(), name);
+    let (redeemed, ordered, transferred, blocked) = tokio::join!(
+        after(pause(), platform, call("cfa.RedeemCfaRub"), redeem),
+        after(
+            pause(),
+            platform,
+            call("market.PlaceOrder"),
+            json!({ "order": order })
+        ),
+        after(pause(), platform, call("cfa.TransferCfa"), transfer),
+        after(pause(), platform, (COMPLIANCE, "identity.BlockUser"), block),
+    );
+    blocked.expect("blocked");
+    for answer in [redeemed, ordered, transferred] {
+        if let Err(refusal) = answer {
+            assert!(!refusal.is_fault() && refusal.http != 0, "{refusal:?}");
+        }
+    }
+    let request = json!({ "userId": user.id });
+    let what = "the end of a blocked user's order";
+    let done = |answer: &Value| {
+        let mut orders = answer["orders"].as_array().into_iter().flatten();
+        !orders.any(tests::ledger::is_open)
+    };
+    platform
+        .until(what, "market.ListOrders", request, done)
+        .await;
+}
+
+/// Waits until the operations of a user have ended; returns the numbers of redemptions and of
+/// transfers that were executed.
+async fn executed(platform: &Platform, user: &User) -> [usize; 2] {
+    let ends = ["FINALIZED", "REJECTED", "FAILED"];
+    let ends = ends.map(|end| json!(format!("OPERATION_STATUS_{end}")));
+    let request = json!({ "userId": user.id });
+    let what = "the end of the user's operations";
+    let done = |answer: &Value| {
+        let mut operations = answer["operations"].as_array().into_iter().flatten();
+        operations.all(|operation| ends.contains(&operation["status"]))
+    };
+    let listed = platform
+        .until(what, "cfa.ListOperations", request, done)
+        .await;
+    ["REDEMPTION", "P2P_TRANSFER"].map(|kind| {
+        let kind = json!(format!("OPERATION_TYPE_{kind}"));
+        let operations = listed["operations"].as_array().into_iter().flatten();
+        let is_executed = |one: &&Value| one["type"] == kind && one["status"] == ends[0];
+        operations.filter(is_executed).count()
+    })
+}
+
+/// The money is enough for one of the three calls, and the block ends the order. So any serial
+/// sequence of the calls pays the redemption, or the transfer, or neither.
+// rows: R071
+#[test]
+fn r071_redemption_order_transfer_and_block_at_once_spend_the_money_once() {
+    run(async {
+        let platform = Platform::start().await;
+        let bond = platform.bond().await;
+        for seed in tests::seed::seeds(1..9) {
+            let (user, other) = (platform.rich("100.00").await, platform.trader().await);
+            at_once(&platform, &mut Random::new(seed), &bond, (&user, &other)).await;
+            // The payout of a blocked user waits.
+            let unblock = json!({ "userId": user.id, "reason": "over" });
+            platform.approved("identity.UnblockUser", unblock).await;
+            let [redeemed, transferred] = executed(&platform, &user).await;
+            println!("seed {seed}: {redeemed} redeemed, {transferred} transferred");
+            assert!(redeemed + transferred <= 1);
+            let left = format!("{}.00", 100 - 60 * (redeemed + transferred));
+            platform.balance_is(&user.cash(), &left).await;
+            assert_eq!(transfers_to(&platform, &user).await, redeemed);
+            if transferred == 1 {
+                platform.balance_is(&other.cash(), "60.00").await;
+            } else {
+                let received = platform.balance(&other.cash()).await;
+                assert_eq!(received, number(&Value::Null));
+            }
+            let request = json!({ "subaccountId": user.cash() });
+            let lines = platform.all(AUDITOR, "ledger.GetStatement", "lines", request);
+            for line in lines.await {
+                assert!(!number(&line["balance"]).is_negative(), "{line}");
+            }
+        }
+        platform.proof().await;
+    });
+}
+
 // rows: R324
 #[test]
 fn a_frozen_reserve_would_stop_deposits_and_is_refused() {
@@ -505,7 +624,7 @@ fn a_webhook_with_many_signatures_costs_no_time() {
             assert!((400..500).contains(&refusal.http), "{refusal:?}");
         }
         // An HMAC per signature took minutes.
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(10));
     });
 }
 

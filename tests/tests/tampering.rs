@@ -442,6 +442,103 @@ fn r188_an_altered_deleted_or_added_trade_is_found() {
     });
 }
 
+/// A trade is in the ledger before it is in a batch. So a trade that is neither final nor in the
+/// ledger was executed by a command after the ledger's position, or never.
+#[test]
+fn r188_an_added_trade_that_is_not_final_is_found() {
+    run(async {
+        let platform = stopped().await;
+        let store = Store::open(&platform.data_dir(), "cfa/cfa.sqlite");
+        let db = Connection::open(&store.path).expect("opens");
+        let columns = names(&db, "SELECT name FROM pragma_table_info('operation')");
+        db.close().expect("closed");
+        // CREATED with the id of another trade of the same command, and FAILED with no trade's id.
+        for (status, id) in [("1", "substr(ID, 1, 30) || 'fffff0'"), ("9", "ID || '-2'")] {
+            let copied = columns.iter().map(|name| match name.as_str() {
+                "operation_id" | "external_ref" | "idempotency_key" | "trade_id" => {
+                    id.replace("ID", name)
+                }
+                "status" => status.to_owned(),
+                "batch_id" | "tx_hash" | "finalized_at_us" => "NULL".to_owned(),
+                _ => name.clone(),
+            });
+            let copied = copied.collect::<Vec<_>>().join(", ");
+            let sql = format!(
+                "INSERT INTO operation SELECT {copied} FROM operation \
+                 WHERE flow = 6 AND status = 7 LIMIT 1"
+            );
+            assert_eq!(store.execute(&sql), 1, "{sql}");
+            let found = named(&check(&platform).await.json());
+            assert!(
+                found.iter().any(|text| text.ends_with("never executed")),
+                "{sql}: {found:?}"
+            );
+            store.restore();
+        }
+        check(&platform).await.success();
+    });
+}
+
+/// The blocks of the ledger seal neither status nor transaction. An operation that is set back
+/// agrees with the rows of the ledger, but not with those of the CFA service.
+#[test]
+fn r188_a_final_operation_of_the_ledger_that_is_set_back_is_found() {
+    const FEE: &str = "(SELECT operation_id FROM operations WHERE kind = 14 AND status = 7 \
+         AND tx_hash IS NOT NULL LIMIT 1)";
+    const ISSUE: &str = "(SELECT operation_id FROM operations WHERE kind = 5 AND status = 7 \
+         AND awaits_chain AND external_ref NOT LIKE 'placement:%' LIMIT 1)";
+    let unsettled = format!("FROM postings WHERE unsettled AND operation_id = {ISSUE}");
+    let cases = [
+        (
+            vec![format!(
+                "UPDATE operations SET status = 6, finalized_at_us = NULL WHERE operation_id = {FEE}"
+            )],
+            "not final in the ledger",
+        ),
+        (
+            vec![format!(
+                "UPDATE operations SET status = 5, finalized_at_us = NULL, tx_hash = NULL \
+                 WHERE operation_id = {FEE}"
+            )],
+            "not final in the ledger",
+        ),
+        (
+            vec![
+                format!(
+                    "UPDATE sub_accounts SET unsettled = unsettled + (SELECT SUM(amount) {unsettled} \
+                     AND credit_subaccount_id = subaccount_id) \
+                     WHERE subaccount_id IN (SELECT credit_subaccount_id {unsettled})"
+                ),
+                format!(
+                    "UPDATE operations SET status = 6, finalized_at_us = NULL \
+                     WHERE operation_id = {ISSUE}"
+                ),
+            ],
+            "not final in the ledger",
+        ),
+        (
+            vec![format!(
+                "UPDATE operations SET tx_hash = NULL WHERE operation_id = {FEE}"
+            )],
+            "none in the ledger",
+        ),
+    ];
+    run(async {
+        let platform = stopped().await;
+        let store = Store::open(&platform.data_dir(), "ledger/ledger.sqlite");
+        for (statements, part) in cases {
+            for sql in &statements {
+                assert!(store.execute(sql) > 0, "{sql}");
+            }
+            let found = named(&check(&platform).await.json());
+            assert_eq!(found.len(), 1, "{statements:?}: {found:?}");
+            assert!(found[0].ends_with(part), "{statements:?}: {found:?}");
+            store.restore();
+        }
+        check(&platform).await.success();
+    });
+}
+
 /// As an altered transfer of a holder to itself, which has the only row of its block: the tables of
 /// the registry agree, and only the chain has the block's time.
 #[test]

@@ -40,6 +40,19 @@ pub struct OpenOperations {
     pub is_cut: bool,
 }
 
+/// The payment and burn of a holder in a part of a redemption or coupon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartMove {
+    /// The address of a holder without a user id.
+    pub user_id: String,
+    /// The issue.
+    pub instrument_id: String,
+    /// 0 for a coupon.
+    pub units_minor: i64,
+    /// Kopecks.
+    pub payment_minor: i64,
+}
+
 /// A difference of a holder or a supply that two persons have accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedDifference {
@@ -295,25 +308,44 @@ impl Repo {
         .await?)
     }
 
-    /// Issues whose redemption moves units or money.
-    pub async fn redeemed_instruments(&self) -> Result<HashSet<String>, Error> {
-        let query = sqlx::query_scalar(
-            "SELECT instrument_id FROM issue_redemption WHERE status NOT IN (5, 6) AND status <> $1",
-        );
-        let found: Vec<String> = query
-            .bind(RedemptionStatus::Underfunded.code())
-            .fetch_all(self.db.read())
-            .await?;
-        Ok(found.into_iter().collect())
+    /// Fundings of redemptions and coupons that may be on their way: issuer and kopecks. Leaves out
+    /// those that wait for the issuer's money.
+    pub async fn fundings_in_flight(&self) -> Result<Vec<(String, i64)>, Error> {
+        let mut found: Vec<(String, i64)> = sqlx::query_as(
+            "SELECT i.issuer_id, r.total_minor FROM issue_redemption AS r INDEXED BY redemption_open \
+             CROSS JOIN instrument AS i ON i.instrument_id = r.instrument_id \
+             WHERE r.status NOT IN (5, 6) AND r.status = $1",
+        )
+        .bind(RedemptionStatus::Snapshot.code())
+        .fetch_all(self.db.read())
+        .await?;
+        let coupons: Vec<(String, i64)> = sqlx::query_as(
+            "SELECT i.issuer_id, c.total_minor FROM coupon AS c INDEXED BY coupon_open \
+             CROSS JOIN instrument AS i ON i.instrument_id = c.instrument_id \
+             WHERE c.status IN (1, 2, 3, 4, 6) AND c.status = $1",
+        )
+        .bind(RedemptionStatus::Snapshot.code())
+        .fetch_all(self.db.read())
+        .await?;
+        found.extend(coupons);
+        Ok(found)
     }
 
-    /// Whether the payment of a coupon moves money.
-    pub async fn has_moving_coupon(&self) -> Result<bool, Error> {
-        let moving = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT 1 FROM coupon INDEXED BY coupon_open \
-             WHERE status IN (1, 2, 3, 4, 6) AND status IN (1, 3, 4))",
-        );
-        Ok(moving.fetch_one(self.db.read()).await?)
+    /// Payments and burns of parts that are not final: one part per redemption or coupon at most.
+    pub async fn parts_in_flight(&self) -> Result<Vec<PartMove>, Error> {
+        let rows: Vec<(String, String, i64, i64)> = sqlx::query_as(
+            "SELECT user_id, instrument_id, units_minor, payment_minor FROM operation \
+             INDEXED BY operation_maturing WHERE flow IN (7, 10) AND status IN (1, 5, 6)",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        let part = |(user_id, instrument_id, units_minor, payment_minor)| PartMove {
+            user_id,
+            instrument_id,
+            units_minor,
+            payment_minor,
+        };
+        Ok(rows.into_iter().map(part).collect())
     }
 
     /// Issues whose placement issues, delivers or burns units.

@@ -152,7 +152,7 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// The distribution of a coupon whose snapshot is recorded, with its lines.
+    /// The distribution of a coupon whose snapshot is recorded, without its lines.
     pub async fn coupon_run(
         &self,
         instrument_id: &str,
@@ -165,26 +165,7 @@ impl Repo {
         .bind(i64::from(number))
         .fetch_optional(self.db.read())
         .await?;
-        let Some(row) = row else { return Ok(None) };
-        let mut run = decode_run(&row)?;
-        let lines = sqlx::query(
-            "SELECT * FROM coupon_line WHERE instrument_id = $1 AND number = $2 ORDER BY position",
-        )
-        .bind(instrument_id)
-        .bind(i64::from(number))
-        .fetch_all(self.db.read())
-        .await?;
-        run.lines = lines
-            .iter()
-            .map(|row| RedemptionLine {
-                user_id: row.get("user_id"),
-                address: row.get("address"),
-                units_minor: row.get("units_minor"),
-                payment_minor: row.get("payment_minor"),
-            })
-            .collect();
-        refuse(run.contradiction(), &run.redemption_id)?;
-        Ok(Some(run))
+        row.as_ref().map(decode_run).transpose()
     }
 
     /// Records the snapshot of a scheduled coupon with its lines; false if it is not scheduled.

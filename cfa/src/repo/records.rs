@@ -17,6 +17,13 @@ const BY_REFERENCE: &str = "SELECT k.value AS reference, o.* FROM json_each($1) 
      UNION ALL SELECT k.value AS reference, o.* FROM json_each($1) AS k \
      CROSS JOIN operation AS o ON o.kind = $2 AND o.external_ref = k.value \
      AND o.external_ref <> '' AND o.status NOT IN (8, 12) AND o.flow = 6";
+/// Time of the last change of the newest operation.
+const LAST_CHANGE: &str = "SELECT updated_at_us FROM operation \
+     ORDER BY created_at_us DESC, operation_id DESC LIMIT 1";
+/// A page of the trades that are not final: operation and trade. `+`: an index by flow would sort
+/// all trades for each page.
+const OPEN_TRADES: &str = "SELECT operation_id, external_ref FROM operation \
+     WHERE operation_id > $1 AND +flow = 6 AND status <> 7 ORDER BY operation_id LIMIT 1000";
 /// Transactions of batches among these.
 const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
@@ -73,9 +80,15 @@ const BLOCK_TIMES: &str = "SELECT block_number, time_us FROM holding_history \
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperationRecord {
     pub operation_id: String,
+    /// Type of its operation in the ledger; of a trade the first of its types.
+    pub kind: OperationType,
     pub is_final: bool,
+    /// Time at which it became final, in microseconds; 0: it is not.
+    pub finalized_at_us: i64,
     /// Empty: none.
     pub tx_hash: String,
+    /// Of a trade in a batch; empty: none.
+    pub batch_id: String,
     pub instrument_id: String,
     pub units_minor: i64,
     pub from_user_id: String,
@@ -102,6 +115,19 @@ impl OperationRecords {
         Ok(Self { db })
     }
 
+    /// Makes all further reads see the rows of this moment. Returns the time of the last change of
+    /// the newest operation, in microseconds; 0: there is none.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn hold_snapshot(&mut self) -> Result<i64, Error> {
+        sqlx::query("BEGIN").execute(&mut self.db).await?;
+        let last_change: Option<i64> = sqlx::query_scalar(LAST_CHANGE)
+            .fetch_optional(&mut self.db)
+            .await?;
+        Ok(last_change.unwrap_or_default())
+    }
+
     /// The operations of these references. References without one are missing.
     ///
     /// # Errors
@@ -121,14 +147,20 @@ impl OperationRecords {
         for row in &rows {
             let tx_hash: Option<String> = row.try_get("tx_hash")?;
             let tx_hash = tx_hash.unwrap_or_default();
-            let is_trade = code(row, "flow", Flow::from_code)? == Flow::Trade;
+            let flow = code(row, "flow", Flow::from_code)?;
+            let is_trade = flow == Flow::Trade;
             if is_trade {
                 of_trades.push(tx_hash.clone());
             }
+            let finalized_at_us: Option<i64> = row.try_get("finalized_at_us")?;
+            let batch_id: Option<String> = row.try_get("batch_id")?;
             let record = OperationRecord {
                 operation_id: row.try_get("operation_id")?,
+                kind: ledger_kind(flow),
                 is_final: code(row, "status", Status::from_code)? == Status::Finalized,
+                finalized_at_us: finalized_at_us.unwrap_or_default(),
                 tx_hash,
+                batch_id: batch_id.unwrap_or_default(),
                 instrument_id: row.try_get("instrument_id")?,
                 units_minor: row.try_get("units_minor")?,
                 from_user_id: row.try_get("from_user_id")?,
@@ -150,6 +182,16 @@ impl OperationRecords {
             record.is_of_batch |= batches.contains(&record.tx_hash);
         }
         Ok(found)
+    }
+
+    /// A page of the trades that are not final, by the ids of their operations: (operation, trade).
+    /// `after`: the last operation of the page before.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn open_trades(&mut self, after: &str) -> Result<Vec<(String, String)>, Error> {
+        let query = sqlx::query_as(OPEN_TRADES).bind(after);
+        Ok(query.fetch_all(&mut self.db).await?)
     }
 
     /// Checks the trades against their batches. Returns what contradicts: `batch` or `trade`, and
@@ -191,5 +233,14 @@ impl OperationRecords {
 
     pub async fn close(self) -> Result<(), Error> {
         Ok(self.db.close().await?)
+    }
+}
+
+/// Type of the ledger's operation. The ledger posts the issue of CFA-RUB as a deposit.
+fn ledger_kind(flow: Flow) -> OperationType {
+    match flow {
+        Flow::IssueRub => OperationType::Deposit,
+        Flow::Trade => OperationType::TradeBuy,
+        flow => flow.kind(),
     }
 }

@@ -16,21 +16,6 @@ static LINES: MultiRow = MultiRow::new(
 );
 
 impl Repo {
-    /// A redemption with all its lines.
-    pub async fn redemption(&self, redemption_id: &str) -> Result<Option<IssueRedemption>, Error> {
-        let Some(mut redemption) = self.redemption_head(redemption_id).await? else {
-            return Ok(None);
-        };
-        let rows =
-            sqlx::query("SELECT * FROM redemption_line WHERE redemption_id = $1 ORDER BY position")
-                .bind(redemption_id)
-                .fetch_all(self.db.read())
-                .await?;
-        redemption.lines = rows.iter().map(decode_line).collect();
-        refuse(redemption.contradiction(), redemption_id)?;
-        Ok(Some(redemption))
-    }
-
     /// A redemption without its lines.
     pub async fn redemption_head(
         &self,
@@ -53,6 +38,26 @@ impl Repo {
             .fetch_optional(self.db.read())
             .await?;
         row.as_ref().map(decode).transpose()
+    }
+
+    /// Reads all lines of a redemption, or of a coupon's payment.
+    ///
+    /// # Errors
+    /// `Damaged` for lines that violate an invariant.
+    pub async fn read_lines(&self, redemption: &mut IssueRedemption) -> Result<(), Error> {
+        let lines = if redemption.is_coupon() {
+            sqlx::query(
+                "SELECT * FROM coupon_line WHERE instrument_id = $1 AND number = $2 ORDER BY position",
+            )
+            .bind(&redemption.instrument_id)
+            .bind(i64::from(redemption.coupon_number))
+        } else {
+            sqlx::query("SELECT * FROM redemption_line WHERE redemption_id = $1 ORDER BY position")
+                .bind(&redemption.redemption_id)
+        };
+        let rows = lines.fetch_all(self.db.read()).await?;
+        redemption.lines = rows.iter().map(decode_line).collect();
+        refuse(redemption.contradiction(), &redemption.redemption_id)
     }
 
     /// Lines of a redemption with their positions, in order, strictly after a position.
@@ -286,7 +291,10 @@ mod tests {
         let inserted = repo.insert_redemption_in_tx(&mut tx, &whole).await;
         assert!(inserted.expect("inserted"));
         tx.commit().await.expect("committed");
-        assert_eq!(repo.redemption("r-1").await.expect("read"), Some(whole));
+        let head = repo.redemption_head("r-1").await.expect("read");
+        let mut read = head.expect("stored");
+        repo.read_lines(&mut read).await.expect("read");
+        assert_eq!(read, whole);
 
         // A file that was changed past the service.
         let mut tx = repo.begin().await.expect("transaction");
@@ -294,7 +302,7 @@ mod tests {
         let done = sqlx::query(raised).execute(&mut *tx).await;
         done.expect("changed");
         tx.commit().await.expect("committed");
-        let damaged = repo.redemption("r-1").await;
+        let damaged = repo.read_lines(&mut read).await;
         assert!(matches!(damaged, Err(Error::Damaged(_))), "{damaged:?}");
     }
 }

@@ -4,6 +4,9 @@
 //! agree, or two persons accept its difference; its owner is an operator. A break of an issue halts
 //! the instrument. A break of CFA-RUB stops the release of payouts and raises the alarm, and halts
 //! no market. A person lifts the halt, once there is no open break.
+//!
+//! A redemption of an issue or a coupon explains differences of its parties up to the amounts that
+//! it is moving, and no others: it may wait for money or for a holder without limit.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,9 +21,9 @@ use types::subaccount;
 use super::workers::log_failure;
 use super::{InstrumentChange, RequestMeta, Service};
 use crate::api::publish;
-use crate::compare::{Subject, Verdict};
+use crate::compare::{Pending, Subject, Verdict};
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, Instrument, InstrumentStatus};
+use crate::model::{CFA_RUB, Instrument, InstrumentStatus, REDEMPTION_ACCOUNT};
 use crate::peers;
 use crate::repo::{AcceptedDifference, ChainBreak, OpenOperations};
 use chain::Address;
@@ -83,10 +86,8 @@ struct Round {
 #[derive(Default)]
 struct InFlight {
     open: OpenOperations,
-    /// Issues that are being redeemed.
-    redeemed: HashSet<String>,
-    /// The payment of a coupon moves money.
-    has_moving_coupon: bool,
+    /// What redemptions and coupons move, by instrument and user. An empty user: the supply.
+    distributed: HashMap<(String, String), Pending>,
     /// Issues whose placement issues, delivers or burns units. Its money is unsettled meanwhile.
     placed: HashSet<String>,
     /// Users with unsettled amounts.
@@ -181,8 +182,7 @@ impl Service {
             .collect();
         let mut in_flight = InFlight {
             open: self.repo.operations_in_flight().await?,
-            redeemed: self.repo.redeemed_instruments().await?,
-            has_moving_coupon: self.repo.has_moving_coupon().await?,
+            distributed: self.distributed().await?,
             placed: self.repo.placed_instruments().await?,
             ..InFlight::default()
         };
@@ -212,6 +212,30 @@ impl Service {
             }
         }
         Ok(in_flight)
+    }
+
+    /// What redemptions and coupons move: their funding, and the payments and units of a part. The
+    /// ledger posts before the chain moves.
+    async fn distributed(&self) -> Result<HashMap<(String, String), Pending>, Error> {
+        let fundings = self.repo.fundings_in_flight().await?;
+        let parts = self.repo.parts_in_flight().await?;
+        let mut distributed: HashMap<(String, String), Pending> = HashMap::new();
+        let mut add = |instrument_id: &str, user_id: &str, difference: i64| {
+            let subject = (instrument_id.to_owned(), user_id.to_owned());
+            let pending = distributed.entry(subject).or_default();
+            pending.add(i128::from(difference));
+        };
+        for (issuer_id, total_minor) in &fundings {
+            add(CFA_RUB, issuer_id, *total_minor);
+            add(CFA_RUB, REDEMPTION_ACCOUNT, -total_minor);
+        }
+        for part in &parts {
+            add(CFA_RUB, &part.user_id, -part.payment_minor);
+            add(CFA_RUB, REDEMPTION_ACCOUNT, part.payment_minor);
+            add(&part.instrument_id, &part.user_id, part.units_minor);
+            add(&part.instrument_id, "", part.units_minor);
+        }
+        Ok(distributed)
     }
 
     /// The next holders in turn, with the supplies of their tokens; after the last one the first.
@@ -577,10 +601,14 @@ impl InFlight {
     /// Whether something that is not final may explain the difference of a subject.
     fn explains(&self, subject: &Subject, instrument: &Instrument, sides: &Sides) -> bool {
         let id = instrument.instrument_id.as_str();
-        let is_redeemed = match id {
-            CFA_RUB => !self.redeemed.is_empty() || self.has_moving_coupon,
-            id => self.redeemed.contains(id),
+        // Operations of a holder without a user id have the address.
+        let holder = match sides.user_id.as_str() {
+            "" => subject.address.as_str(),
+            user_id => user_id,
         };
+        let distributed = self.distributed.get(&(id.to_owned(), holder.to_owned()));
+        let is_distributed =
+            distributed.is_some_and(|pending| pending.explains(sides.difference()));
         let is_open = match subject.address.as_str() {
             // No transfer and no trade changes a supply.
             "" => self.open.instruments.contains(id),
@@ -588,7 +616,7 @@ impl InFlight {
             _ => self.open.users.contains(&sides.user_id),
         };
         let is_unsettled = sides.is_unsettled || self.unsettled.contains(&sides.user_id);
-        is_redeemed || self.placed.contains(id) || is_open || is_unsettled || self.open.is_cut
+        is_distributed || self.placed.contains(id) || is_open || is_unsettled || self.open.is_cut
     }
 }
 

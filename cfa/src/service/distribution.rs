@@ -1,13 +1,15 @@
 //! Distribution of money to the holders of an issue, in parts: its redemption, or a coupon.
 //!
 //! 1. The issuer's CFA-RUB moves to the redemption account, in the ledger and on the chain. Without
-//!    enough money the distribution stays UNDERFUNDED and is retried (R101).
+//!    enough money the distribution stays UNDERFUNDED and is retried (R101). Until then a sweep
+//!    reads the issuer's balance and not the holders.
 //! 2. In parts of up to `PART` holders, the ledger posts payments and burns, the contract
 //!    distributes and burns, and the ledger is finalized. A coupon burns nothing.
 //! 3. Holders are notified (R103).
 //!
 //! A holder whose operation the ledger refuses, for example because an order holds the units, is
-//! deferred and delays no other holder. The distribution ends when all are served. One that failed
+//! deferred and delays no other holder. The market is asked to release the units of deferred
+//! holders' trading holds (`hold`). The distribution ends when all are served. One that failed
 //! because the chain reverted a step can be restarted under another key. Completed parts stay.
 //!
 //! Each step has a key or id that follows from the distribution, its attempt and the holder, and
@@ -40,12 +42,17 @@ const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
 
 impl Service {
-    /// Executes steps of a distribution until it waits or ends. The caller holds its lock.
+    /// Reads the lines and executes steps of a distribution until it waits or ends. The caller
+    /// holds its lock.
     pub(super) async fn run(
         &self,
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
     ) -> Result<(), Error> {
+        if self.lacks_money(redemption, instrument).await? {
+            return Ok(());
+        }
+        self.repo.read_lines(redemption).await?;
         let (mut refused, mut waiting) = (BTreeSet::new(), VecDeque::new());
         loop {
             match redemption.status {
@@ -78,6 +85,20 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
+    /// Whether a distribution that waits for money still lacks it.
+    async fn lacks_money(
+        &self,
+        redemption: &IssueRedemption,
+        instrument: &Instrument,
+    ) -> Result<bool, Error> {
+        if redemption.status != RedemptionStatus::Underfunded {
+            return Ok(false);
+        }
+        let (correlation_id, issuer_id) = (&redemption.redemption_id, &instrument.issuer_id);
+        let available = self.peers.available_money(correlation_id, issuer_id);
+        Ok(available.await? < redemption.total_minor)
+    }
+
     /// Moves the issuer's money to the redemption account. False if the issuer lacks it (R101).
     async fn fund(
         &self,
@@ -86,6 +107,13 @@ impl Service {
     ) -> Result<bool, Error> {
         let id = attempt_key(format!("{}:fund", redemption.redemption_id), redemption);
         if redemption.total_minor > 0 {
+            // Stored before the money moves. The comparison of chain and ledger expects no change
+            // of one that waits for money, and its next drive would not find the money.
+            let earlier = redemption.status;
+            if earlier == RedemptionStatus::Underfunded {
+                redemption.status = RedemptionStatus::Snapshot;
+                self.save_redemption(redemption, &[]).await?;
+            }
             let posting = Posting {
                 debit: subaccount::of_user(&instrument.issuer_id, CFA_RUB),
                 credit: subaccount::of_user(REDEMPTION_ACCOUNT, CFA_RUB),
@@ -104,17 +132,19 @@ impl Service {
                 .post(&redemption.redemption_id, &[operation], &[])
                 .await
             {
-                // The comparison of chain and ledger expects no change of one that waits for money.
-                Ok(()) if redemption.status == RedemptionStatus::Underfunded => {
-                    redemption.status = RedemptionStatus::Snapshot;
-                    self.save_redemption(redemption, &[]).await?;
-                }
                 Ok(()) => {}
                 Err(error) if error.is_shortage() => {
                     self.report_shortage(redemption, instrument).await?;
                     return Ok(false);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // Refused for another reason: no money moves, so it still waits for it.
+                    if !error.is_transient() && earlier == RedemptionStatus::Underfunded {
+                        redemption.status = earlier;
+                        self.save_redemption(redemption, &[]).await?;
+                    }
+                    return Err(error);
+                }
             }
             let action = Action::Transfer {
                 token: self.contracts.money,
@@ -145,15 +175,12 @@ impl Service {
         Ok(true)
     }
 
-    /// Records once per shortage that the issuer lacks the money.
+    /// Records that the issuer lacks the money.
     async fn report_shortage(
         &self,
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
     ) -> Result<(), Error> {
-        if redemption.status == RedemptionStatus::Underfunded {
-            return Ok(());
-        }
         tracing::error!(
             redemption_id = redemption.redemption_id,
             instrument_id = redemption.instrument_id,
@@ -393,6 +420,11 @@ impl Service {
         let rows = next.await?;
         if rows.is_empty() && !refused.is_empty() {
             self.report_refused(redemption, refused.len());
+            if !redemption.is_coupon() {
+                let users = users_of(redemption, refused);
+                let (id, issue) = (&redemption.redemption_id, &instrument.instrument_id);
+                self.release_trading_units(id, issue, &users).await;
+            }
             return Ok(false);
         }
         if rows.is_empty() {
@@ -667,6 +699,15 @@ fn attempt_key(name: String, redemption: &IssueRedemption) -> String {
 
 fn reference_of(redemption: &IssueRedemption, line: &RedemptionLine) -> String {
     format!("{}:{}", redemption.redemption_id, line.address)
+}
+
+/// Users of the lines with these references.
+fn users_of(redemption: &IssueRedemption, references: &BTreeSet<String>) -> Vec<String> {
+    let is_of = |line: &&RedemptionLine| {
+        !line.user_id.is_empty() && references.contains(&reference_of(redemption, line))
+    };
+    let lines = redemption.lines.iter().filter(is_of);
+    lines.map(|line| line.user_id.clone()).collect()
 }
 
 /// Name of a distribution in the health read.

@@ -1,19 +1,25 @@
-//! The hold of a redemption, covered from undrawn trading money if necessary (`design.md` 4).
+//! The hold of a redemption, covered from undrawn trading money if necessary (`design.md` 4), and
+//! trading holds that keep units from the redemption of their issue.
 //!
 //! Trading money that no order has drawn is redeemable. It covers a shortage of available money.
 //! `Insufficient balance` is returned only if it does not suffice.
+//!
+//! The market cancels the orders of an issue whose trading has ended. Units in a trading hold stay
+//! there until its owner closes it (T49), so the redemption has the market release them.
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use service_clients::ledger::NewHold;
 use service_clients::{CallError, TradingHold, caused_by};
 use tonic_types::StatusExt;
 use types::{Amount, CFA_RUB, Id128, Minor, subaccount};
 
-use super::Service;
+use super::workers::log_failure;
+use super::{PEER_CALLS, Service};
 use crate::error::Error;
-use crate::model::{CFA_RUB_DECIMALS, Operation};
-use crate::peers::{MARKET, SOURCE};
+use crate::model::Operation;
+use crate::peers::{MARKET, MARKET_OWNER, SOURCE};
 
 /// Retries of the hold after the market's response: the ledger may return the money later.
 const HOLD_RETRIES: u32 = 20;
@@ -39,10 +45,7 @@ impl Service {
         let (correlation_id, user_id) = (&operation.correlation_id, &operation.user_id);
         let context = caused_by(correlation_id);
         let trading = self.peers.market.trading_hold(&context, user_id).await?;
-        let account = subaccount::of_user(user_id, CFA_RUB);
-        let balance = self.peers.ledger.balance(&context, &account).await?;
-        let available = balance.available.to_minor(CFA_RUB_DECIMALS);
-        let available = available.map_err(|error| Error::Damaged(error.to_string()))?;
+        let available = self.peers.available_money(correlation_id, user_id).await?;
         let missing = operation.units_minor - available.max(0);
         let cover = trading
             .as_ref()
@@ -86,6 +89,57 @@ impl Service {
         };
         let context = caused_by(&operation.correlation_id);
         self.peers.ledger.create_hold(&context, new).await?;
+        Ok(())
+    }
+
+    /// Has the market release the units that trading holds of these users have and no order draws.
+    /// They are available in the ledger shortly after. Failures are logged; after a round in which
+    /// no call was answered, no other user is tried.
+    pub(super) async fn release_trading_units(
+        &self,
+        correlation_id: &str,
+        instrument_id: &str,
+        user_ids: &[String],
+    ) {
+        for round in user_ids.chunks(PEER_CALLS) {
+            let releases = round
+                .iter()
+                .map(|user_id| self.release_units_of(correlation_id, instrument_id, user_id));
+            let mut is_unavailable = true;
+            for (user_id, released) in round.iter().zip(join_all(releases).await) {
+                is_unavailable &= matches!(&released, Err(error) if error.is_transient());
+                log_failure("trading hold", user_id, released);
+            }
+            if is_unavailable {
+                return;
+            }
+        }
+    }
+
+    async fn release_units_of(
+        &self,
+        correlation_id: &str,
+        instrument_id: &str,
+        user_id: &str,
+    ) -> Result<(), Error> {
+        let context = caused_by(correlation_id);
+        let account = subaccount::of_user(user_id, instrument_id);
+        let ledger = &self.peers.ledger;
+        let holds = ledger.active_holds_of(&context, &account, MARKET_OWNER);
+        let holds = holds.await?.into_iter();
+        // Settlement returns the rest of an order's hold to the trading hold, which is its parent.
+        for hold in holds.filter(|hold| hold.parent.is_none() && !hold.remaining.is_zero()) {
+            // A new key: under an old one the market repeats what it did before it had cancelled
+            // the orders.
+            let key = uuid::Uuid::now_v7().to_string();
+            let market = &self.peers.market;
+            let set = market.set_undrawn(&context, &key, hold.hold_id, Minor::ZERO);
+            match set.await {
+                // Closed, or the own hold of an order: the market releases it without this call.
+                Err(error) if error.is_not_found() => {}
+                set => set?,
+            }
+        }
         Ok(())
     }
 }

@@ -654,64 +654,13 @@ fn draft_of(
     key: &str,
     now_us: i64,
 ) -> Result<Instrument, Refusal> {
-    let fits = (3..=32).contains(&instrument_id.len())
-        && instrument_id
-            .bytes()
-            .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-');
-    if !fits {
-        return Err(Refusal::field(
-            "symbol",
-            "must have 3 to 32 letters A-Z, digits or hyphens",
-        ));
-    }
-    check_name(&request.name)?;
-    if request.kind == InstrumentType::MoneyClaim {
-        return Err(Refusal::field("type", "MONEY_CLAIM is CFA-RUB alone"));
-    }
-    if request.decimals > 18 {
-        return Err(Refusal::field("decimals", "must be at most 18"));
-    }
-    if request.issuer_id.is_empty() || request.issuer_id.contains(':') {
-        let why = "must not be empty or contain `:`";
-        return Err(Refusal::field("issuer_id", why));
-    }
-    if !matches!(request.currency_code.as_str(), "" | CURRENCY) {
-        return Err(Refusal::field("currency_code", "must be RUB"));
-    }
+    check_symbol(&instrument_id)?;
+    check_request(request)?;
     let tick_size = request.tick_size.unwrap_or(Decimal::from_minor(1, 2));
     let lot_size = request.lot_size.unwrap_or(Decimal::from_integer(1));
-    if !tick_size.is_positive() {
-        return Err(Refusal::field("tick_size", "must be greater than zero"));
-    }
-    if !lot_size.is_positive() {
-        return Err(Refusal::field("lot_size", "must be greater than zero"));
-    }
-    units("lot_size", lot_size, request.decimals)?;
-    // Quantity times price must be exact in kopecks (D35).
-    if tick_size
-        .checked_mul(lot_size)
-        .and_then(|value| value.to_minor(2))
-        .is_err()
-    {
-        return Err(Refusal::field(
-            "tick_size",
-            "tick_size times lot_size must be a multiple of 0.01",
-        ));
-    }
+    check_sizes(tick_size, lot_size, request.decimals)?;
     check_band(request.price_band_low, request.price_band_high)?;
-    if request
-        .nominal
-        .is_some_and(|nominal| !nominal.is_positive())
-    {
-        return Err(Refusal::field("nominal", "must be greater than zero"));
-    }
-    if request
-        .coupons
-        .iter()
-        .any(|coupon| coupon.amount.is_negative())
-    {
-        return Err(Refusal::field("coupons.amount", "must not be negative"));
-    }
+    check_payments(request)?;
     let issue_limit_minor = match request.issue_limit {
         Some(limit) if !limit.is_positive() => {
             return Err(Refusal::field("issue_limit", "must be greater than zero"));
@@ -749,6 +698,61 @@ fn draft_of(
     check_tradable(&instrument)?;
     check_terms(&instrument)?;
     Ok(instrument)
+}
+
+fn check_symbol(symbol: &str) -> Result<(), Refusal> {
+    let is_allowed = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-';
+    if !(3..=32).contains(&symbol.len()) || !symbol.bytes().all(is_allowed) {
+        let why = "must have 3 to 32 letters A-Z, digits or hyphens";
+        return Err(Refusal::field("symbol", why));
+    }
+    Ok(())
+}
+
+fn check_request(request: &NewInstrument) -> Result<(), Refusal> {
+    check_name(&request.name)?;
+    if request.kind == InstrumentType::MoneyClaim {
+        return Err(Refusal::field("type", "MONEY_CLAIM is CFA-RUB alone"));
+    }
+    if request.decimals > 18 {
+        return Err(Refusal::field("decimals", "must be at most 18"));
+    }
+    if request.issuer_id.is_empty() || request.issuer_id.contains(':') {
+        let why = "must not be empty or contain `:`";
+        return Err(Refusal::field("issuer_id", why));
+    }
+    if !matches!(request.currency_code.as_str(), "" | CURRENCY) {
+        return Err(Refusal::field("currency_code", "must be RUB"));
+    }
+    Ok(())
+}
+
+/// Quantity times price must be exact in kopecks (D35).
+fn check_sizes(tick_size: Decimal, lot_size: Decimal, decimals: u8) -> Result<(), Refusal> {
+    if !tick_size.is_positive() {
+        return Err(Refusal::field("tick_size", "must be greater than zero"));
+    }
+    if !lot_size.is_positive() {
+        return Err(Refusal::field("lot_size", "must be greater than zero"));
+    }
+    units("lot_size", lot_size, decimals)?;
+    let step = tick_size.checked_mul(lot_size);
+    if step.and_then(|value| value.to_minor(2)).is_err() {
+        let why = "tick_size times lot_size must be a multiple of 0.01";
+        return Err(Refusal::field("tick_size", why));
+    }
+    Ok(())
+}
+
+fn check_payments(request: &NewInstrument) -> Result<(), Refusal> {
+    if (request.nominal).is_some_and(|nominal| !nominal.is_positive()) {
+        return Err(Refusal::field("nominal", "must be greater than zero"));
+    }
+    let mut coupons = request.coupons.iter();
+    if coupons.any(|coupon| coupon.amount.is_negative()) {
+        return Err(Refusal::field("coupons.amount", "must not be negative"));
+    }
+    Ok(())
 }
 
 /// Whether two registrations agree in their terms, except those that an earlier version could

@@ -263,7 +263,7 @@ impl Service {
                 tracing::warn!(redemption_id = redemption.redemption_id, %error, "redemption is left to the sweep");
                 Ok(self
                     .repo
-                    .redemption(&redemption.redemption_id)
+                    .redemption_head(&redemption.redemption_id)
                     .await?
                     .unwrap_or(redemption))
             }
@@ -326,7 +326,7 @@ impl Service {
         let _lock = self.object_locks.lock(redemption_id).await;
         let mut redemption = self
             .repo
-            .redemption(redemption_id)
+            .redemption_head(redemption_id)
             .await?
             .ok_or(Refusal::RedemptionNotFound)?;
         let instrument = self.require_instrument(&redemption.instrument_id).await?;

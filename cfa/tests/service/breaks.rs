@@ -208,6 +208,73 @@ async fn r188_a_break_of_money_stops_payouts_and_halts_no_market() {
     world.stop().await;
 }
 
+// rows: R102 R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_a_redemption_that_waits_for_a_holder_hides_no_break() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let hold_id = world.hold("alice", "BOND-1", "1", "").await;
+    let waiting = world.redeem_issue().await.expect("started");
+    assert_eq!(waiting.status(), pb::RedemptionStatus::Funded);
+    finding(&world, false).await;
+    mint(&mut world, "CFA-RUB", 7).await;
+    assert!(finding(&world, true).await.contains("CFA-RUB"));
+    burn(&mut world, "CFA-RUB", 7).await;
+    finding(&world, false).await;
+    mint(&mut world, "BOND-1", 1).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    burn(&mut world, "BOND-1", 1).await;
+    finding(&world, false).await;
+
+    world.release_hold(&hold_id).await;
+    status_becomes_redeemed(&mut world).await;
+    // Longer than the window.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    finding(&world, false).await;
+    assert!(breaks(&mut world, true).await.is_empty());
+    world.stop().await;
+}
+
+/// Sweeps until BOND-1 is redeemed.
+async fn status_becomes_redeemed(world: &mut World) {
+    for _ in 0..200 {
+        world.resume_operations().await;
+        if world.instrument("BOND-1").await.status() == pb::InstrumentStatus::Redeemed {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?}", world.service.health.failing());
+}
+
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_the_money_of_a_redemption_on_its_way_is_no_break() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    world.stop_sealing().await;
+    // The call waits for the chain.
+    drop(tokio::time::timeout(Duration::from_secs(2), world.redeem_issue()).await);
+    let left = world.balance("issuer:CFA-RUB").await.balance;
+    assert!(left.is_zero(), "the ledger has moved the money: {left}");
+    tokio::time::sleep(Duration::from_millis(1_000)).await;
+    finding(&world, false).await;
+    assert!(breaks(&mut world, false).await.is_empty());
+    // One that waits for money moves none.
+    let waits = "UPDATE issue_redemption SET status = 2";
+    alter_store(folder.path(), waits).await;
+    assert!(finding(&world, true).await.contains("CFA-RUB"));
+    world.stop().await;
+}
+
 // rows: R188
 #[tokio::test(flavor = "multi_thread")]
 async fn r188_an_explained_difference_is_accepted_by_its_amount_and_watched() {

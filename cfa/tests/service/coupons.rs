@@ -228,6 +228,32 @@ async fn r099_a_coupon_is_paid_to_the_holders_at_the_end_of_its_day_once_it_is_f
     world.stop().await;
 }
 
+// rows: R101
+#[tokio::test(flavor = "multi_thread")]
+async fn r101_a_sweep_asks_for_the_money_of_a_coupon_and_reads_no_holder() {
+    use pb::CouponStatus::{Paid, Underfunded};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = past_world(folder.path()).await;
+    world.turn_back_us(0);
+    coupon_becomes(&mut world, 1, Underfunded).await;
+    // A read of the lines would fail.
+    let raised = "UPDATE coupon_line SET payment_minor = payment_minor + 1";
+    alter_store(folder.path(), raised).await;
+    for _ in 0..3 {
+        world.faults.take_calls("");
+        world.resume_operations().await;
+        let calls = world.faults.take_calls("dfa.ledger.v1.LedgerService");
+        assert_eq!(calls, ["GetBalance"]);
+        assert_eq!(statuses(&mut world).await[0], Underfunded);
+    }
+    let lowered = "UPDATE coupon_line SET payment_minor = payment_minor - 1";
+    alter_store(folder.path(), lowered).await;
+    world.deposit("issuer", "142.03").await;
+    coupon_becomes(&mut world, 1, Paid).await;
+    assert_eq!(available(&mut world, "alice").await, "35.51");
+    world.stop().await;
+}
+
 // rows: R103
 #[tokio::test(flavor = "multi_thread")]
 async fn r103_each_holder_of_a_paid_coupon_is_notified_and_has_its_operation() {

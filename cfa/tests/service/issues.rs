@@ -10,7 +10,9 @@ use proto::common::v1::{
     RejectionReasonCode,
 };
 use proto::ledger::v1 as ledger_pb;
+use sha2::Digest as _;
 
+use crate::node::restated_world;
 use crate::world::*;
 
 // rows: R011 R025 R026 R028 R029 R326
@@ -688,6 +690,23 @@ async fn r030_reserved_units_of_a_page_are_read_in_one_call() {
     world.stop().await;
 }
 
+/// The answer of CheckIntegrity.
+async fn checked(
+    world: &World,
+    block_number: u64,
+    hash: &str,
+    algorithm: HashAlgorithm,
+) -> pb::CheckIntegrityResponse {
+    let request = pb::CheckIntegrityRequest {
+        context: None,
+        block_number,
+        block_hash: hash.into(),
+        algorithm: algorithm.into(),
+    };
+    let checked = world.cfa.clone().check_integrity(request).await;
+    checked.expect("checked").into_inner()
+}
+
 // rows: R032 R326
 #[tokio::test(flavor = "multi_thread")]
 async fn r032_block_hashes_are_recomputed() {
@@ -700,19 +719,8 @@ async fn r032_block_hashes_are_recomputed() {
         .await
         .expect("block lookup")
         .expect("exists");
-    let mut check = async |hash: &str, algorithm: HashAlgorithm| {
-        let request = pb::CheckIntegrityRequest {
-            context: None,
-            block_number: block.number,
-            block_hash: hash.into(),
-            algorithm: algorithm.into(),
-        };
-        world
-            .cfa
-            .check_integrity(request)
-            .await
-            .expect("checked")
-            .into_inner()
+    let check = async |hash: &str, algorithm: HashAlgorithm| {
+        checked(&world, block.number, hash, algorithm).await
     };
     let real = block.hash.to_string();
     for given in [
@@ -754,6 +762,34 @@ async fn r032_block_hashes_are_recomputed() {
         tonic::Code::NotFound
     );
     world.stop().await;
+}
+
+// rows: R032
+#[tokio::test(flavor = "multi_thread")]
+async fn r032_a_block_has_the_hash_that_the_node_states_if_that_of_its_header_differs() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node) = restated_world(folder.path()).await;
+    let number = world.deposit("alice", "1.00").await.block_number;
+    let block = world.connector().block(Some(number)).await.expect("read");
+    let block = block.expect("exists");
+    let (stated, of_header) = (block.hash.to_string(), chain::keccak256(&block.header));
+    assert_ne!(stated, of_header);
+    let sha256 = format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)));
+    for (hash, algorithm, valid) in [
+        (&stated, HashAlgorithm::Keccak256, true),
+        (&of_header, HashAlgorithm::Keccak256, false),
+        (&sha256, HashAlgorithm::Sha256, true),
+        (&stated, HashAlgorithm::Sha256, false),
+    ] {
+        let answer = checked(&world, number, hash, algorithm).await;
+        let computed = match algorithm {
+            HashAlgorithm::Keccak256 => &stated,
+            _ => &sha256,
+        };
+        assert_eq!((answer.valid, &answer.computed_hash), (valid, computed));
+    }
+    world.stop().await;
+    node.stop().await;
 }
 
 async fn redemption(world: &mut World) -> pb::IssueRedemption {

@@ -10,6 +10,7 @@ mod decisions;
 mod enforcement;
 mod extracts;
 mod faults;
+mod holds;
 mod issue;
 mod issues;
 mod limits;

@@ -1,14 +1,29 @@
-//! Redemption of an issue with more holders than a part has, one of whom has an open order, and the
-//! pages of its payments.
+//! Redemption of an issue with more holders than a part has, one of whom has an open order, the
+//! pages of its payments, and its cost by the number of holders.
+
+use std::fmt::Debug;
+use std::sync::Mutex;
 
 use proto::cfa::v1 as pb;
-use proto::common::v1::PaginationRequest;
+use proto::common::v1::{OperationStatus, OperationType, PaginationRequest};
 use proto::ledger::v1 as ledger;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
 
+use crate::metrics::alone;
+use crate::trades::{leg, settle, wait_batch};
 use crate::world::*;
 
 /// More than the holders of a part.
 const HOLDERS: usize = 105;
+/// Holders of a part.
+const PART: usize = 100;
+/// Numbers of holders whose costs are compared.
+const FEW: usize = 500;
+const MANY: usize = 2_000;
+/// Most trades of a batch.
+const BATCH: usize = 500;
+const ALONE: &str = "CFA_MATURITY_ALONE";
 
 async fn redemption(world: &mut World) -> pb::IssueRedemption {
     let request = pb::GetRedemptionRequest {
@@ -192,4 +207,226 @@ async fn r098_a_holder_whose_id_is_40_hex_digits_is_paid() {
         assert_eq!(balance.balance.to_string(), due, "{account}");
     }
     world.stop().await;
+}
+
+/// Work on the service's tables of holders, payments and operations.
+#[derive(Clone, Copy)]
+struct Work {
+    statements: u64,
+    /// Rows that the statements returned.
+    rows: u64,
+}
+
+static WORK: Mutex<Work> = Mutex::new(Work {
+    statements: 0,
+    rows: 0,
+});
+
+fn work() -> Work {
+    *WORK.lock().expect("no panic with the lock")
+}
+
+/// Adds every statement of the process to [`WORK`].
+struct Counter;
+
+/// A statement as sqlx reports it.
+#[derive(Default)]
+struct Statement {
+    text: String,
+    rows: u64,
+}
+
+impl Visit for Statement {
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if ["summary", "db.statement"].contains(&field.name()) {
+            self.text.push_str(value);
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "rows_returned" {
+            self.rows = value;
+        }
+    }
+}
+
+impl Subscriber for Counter {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        ["sqlx::query", "events::statements"].contains(&metadata.target())
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        // No table of the ledger or of the chain has such a name.
+        const TABLES: [&str; 4] = [
+            "holding",
+            "redemption_line",
+            "issue_redemption",
+            " operation ",
+        ];
+        let mut statement = Statement::default();
+        event.record(&mut statement);
+        if TABLES.iter().any(|table| statement.text.contains(table)) {
+            let mut work = WORK.lock().expect("no panic with the lock");
+            work.statements += 1;
+            work.rows += statement.rows;
+        }
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Issues units to one investor, who sells one to each of the others for nothing, in batches of
+/// trades. Waits until the ledger has the last of them as final.
+async fn issue_to(world: &mut World, symbol: &str, holders: usize) {
+    world.issue(symbol, "bob", &holders.to_string()).await;
+    let holder = |number: usize| format!("{symbol}-holder-{number}");
+    let trade_id = |number: usize| format!("{symbol}-t-{number}");
+    for first in (1..=holders).step_by(BATCH) {
+        let numbers = first..=holders.min(first + BATCH - 1);
+        let operations = numbers.clone().map(|number| ledger::NewOperation {
+            operation: Some(ledger::Operation {
+                r#type: OperationType::TradeBuy.into(),
+                user_id: holder(number),
+                idempotency_key: trade_id(number),
+                external_ref: Some(trade_id(number)),
+                awaits_chain: true,
+                ..Default::default()
+            }),
+            postings: vec![ledger::Posting {
+                debit_subaccount_id: format!("bob:{symbol}"),
+                credit_subaccount_id: format!("{}:{symbol}", holder(number)),
+                amount: amount(symbol, "1"),
+                ..Default::default()
+            }],
+        });
+        let request = ledger::CreateOperationsRequest {
+            context: context(&key()),
+            operations: operations.collect(),
+            ..Default::default()
+        };
+        let posted = world.ledger.create_operations(request).await;
+        let last = posted.expect("posted").into_inner().outcomes.pop();
+        let last = last.expect("an outcome").operation.expect("an operation");
+        let trades = numbers.map(|number| pb::TradeLeg {
+            instrument_id: symbol.into(),
+            ..leg(
+                &trade_id(number),
+                number as u64,
+                &holder(number),
+                "bob",
+                "1",
+                "0.00",
+                "0.00",
+            )
+        });
+        let batch_id = format!("{symbol}:{first}");
+        let sent = settle(world, &batch_id, trades.collect()).await;
+        sent.expect("sent");
+        let batch = wait_batch(world, &batch_id).await;
+        assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
+        testkit::eventually(async || {
+            let request = ledger::GetOperationRequest {
+                operation_id: last.operation_id.clone(),
+                ..Default::default()
+            };
+            let found = world.ledger.clone().get_operation(request).await;
+            let found = found.expect("found").into_inner().operation;
+            let status = found.expect("operation").status();
+            (status == OperationStatus::Finalized).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Redeems an issue with this number of holders at its maturity. Asserts the ledger's calls and the
+/// chain transactions per part of holders; returns the work of the service.
+async fn mature(world: &mut World, symbol: &str, holders: usize) -> Work {
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    let terms = |request: &mut pb::RegisterInstrumentRequest| {
+        request.symbol = symbol.into();
+        request.nominal = decimal("2");
+        request.matures_at = Some(prost_types::Timestamp {
+            seconds: matures_at,
+            nanos: 0,
+        });
+    };
+    world.register(terms).await.expect("registered");
+    issue_to(world, symbol, holders).await;
+    world.clock.advance_us(3_600 * 1_000_000);
+    let connector = world.connector();
+    let before = connector.block_number().await.expect("read");
+    world.faults.take_calls("");
+    let started = work();
+    world.resume_operations().await;
+    let ended = work();
+    let status = world.instrument(symbol).await.status();
+    assert_eq!(status, pb::InstrumentStatus::Redeemed);
+    // The issuer's money, then each part: posted and made final.
+    let parts = holders.div_ceil(PART);
+    let calls = world.faults.take_calls("dfa.ledger.v1.LedgerService");
+    assert_eq!(calls.len(), 2 * (1 + parts), "{calls:?}");
+    let mut transactions = 0;
+    for number in before + 1..=connector.block_number().await.expect("read") {
+        let block = connector.block(Some(number)).await.expect("read");
+        transactions += block.expect("exists").tx_hashes.len();
+    }
+    assert_eq!(transactions, 1 + parts);
+    assert_eq!(world.supply(symbol).await, "0");
+    for number in [1, holders] {
+        let account = format!("{symbol}-holder-{number}:CFA-RUB");
+        let paid = world.balance(&account).await;
+        assert_eq!(paid.balance.to_string(), "2.00", "{account}");
+    }
+    Work {
+        statements: ended.statements - started.statements,
+        rows: ended.rows - started.rows,
+    }
+}
+
+/// The process whose statements are counted. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_redeems_issues_of_few_and_of_many_holders() {
+    if std::env::var(ALONE).is_err() {
+        return;
+    }
+    // Before the stores are opened, which ask whether statements are traced.
+    tracing::subscriber::set_global_default(Counter).expect("one test per process");
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let due = format!("{}.00", 2 * (FEW + MANY));
+    world.deposit("issuer", &due).await;
+    let few = mature(&mut world, "BOND-1", FEW).await;
+    let many = mature(&mut world, "BOND-2", MANY).await;
+    for (what, few, many) in [
+        ("statements", few.statements, many.statements),
+        ("rows", few.rows, many.rows),
+    ] {
+        println!("{what}: {few} for {FEW} holders, {many} for {MANY}");
+        assert!(few >= FEW as u64, "{what}: {few} are too few");
+        // Per holder at most a quarter more. A read of all holders per part would be twice as many.
+        let [few, many] = [few * MANY as u64, many * FEW as u64];
+        assert!(4 * many <= 5 * few, "{what} grow faster than the holders");
+    }
+    world.stop().await;
+}
+
+/// Maturity of 10,000 holders costs 20 times as much as that of 500. Counted, not timed, and in a
+/// process of its own: other tests execute statements too.
+// rows: R097 R102
+#[tokio::test]
+async fn r097_the_cost_of_a_maturity_grows_with_its_holders_alone() {
+    let child = "maturity::child_redeems_issues_of_few_and_of_many_holders";
+    alone(child, ALONE).await;
 }

@@ -208,17 +208,11 @@ async fn child_counts_its_operations() {
     world.stop().await;
 }
 
-/// Runs in a child process: metrics are process-wide, and other tests issue and redeem too.
-// rows: R263 R264 R265 R266 R267 R268 R269
-#[tokio::test]
-async fn r263_each_operation_moves_its_metrics_and_no_other() {
+/// Runs one test of this program in a process of its own, which has the environment variable.
+pub async fn alone(test: &str, variable: &str) {
     let child = tokio::process::Command::new(std::env::current_exe().expect("program"))
-        .args([
-            "metrics::child_counts_its_operations",
-            "--exact",
-            "--nocapture",
-        ])
-        .env(ALONE, "1")
+        .args([test, "--exact", "--nocapture"])
+        .env(variable, "1")
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
@@ -227,4 +221,11 @@ async fn r263_each_operation_moves_its_metrics_and_no_other() {
     let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy);
     assert!(output.status.success(), "{}{}", text[0], text[1]);
     assert!(text[0].contains("1 passed"), "{}", text[0]);
+}
+
+/// Runs in a child process: metrics are process-wide, and other tests issue and redeem too.
+// rows: R263 R264 R265 R266 R267 R268 R269
+#[tokio::test]
+async fn r263_each_operation_moves_its_metrics_and_no_other() {
+    alone("metrics::child_counts_its_operations", ALONE).await;
 }

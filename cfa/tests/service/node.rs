@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::extract::State;
 use chain::{ChainConfig, ChainDeps, ChainHandle, start_chain};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::world::*;
@@ -68,6 +69,8 @@ enum Mode {
 #[derive(Clone, Default)]
 pub struct Gate {
     node: String,
+    /// States other block hashes than the node.
+    restates: bool,
     mode: Arc<Mutex<Mode>>,
 }
 
@@ -101,9 +104,32 @@ impl Gate {
 }
 
 fn refusal(body: &str, message: &str) -> String {
-    let asked: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    let asked: Value = serde_json::from_str(body).expect("JSON");
     let error = serde_json::json!({ "code": -32000, "message": message });
     serde_json::json!({ "jsonrpc": "2.0", "id": asked["id"], "error": error }).to_string()
+}
+
+/// Replaces the block hashes of an answer, always by the same ones.
+fn restate(answer: &mut Value) {
+    match answer {
+        Value::Array(items) => items.iter_mut().for_each(restate),
+        Value::Object(fields) => {
+            let is_block = fields.contains_key("parentHash");
+            for (name, value) in fields.iter_mut() {
+                let is_block_hash = match name.as_str() {
+                    "blockHash" | "parentHash" => true,
+                    "hash" => is_block,
+                    _ => false,
+                };
+                let hash = value.as_str().filter(|_| is_block_hash);
+                match hash.map(|hash| chain::keccak256(hash.as_bytes())) {
+                    Some(other) => *value = other.into(),
+                    None => restate(value),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 async fn pass_on(State(gate): State<Gate>, body: String) -> String {
@@ -117,7 +143,12 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
         .header("content-type", "application/json")
         .body(body.clone());
     let answer = request.send().await.expect("answered");
-    let answer = answer.text().await.expect("text");
+    let mut answer = answer.text().await.expect("text");
+    if gate.restates {
+        let mut parsed: Value = serde_json::from_str(&answer).expect("JSON");
+        restate(&mut parsed);
+        answer = parsed.to_string();
+    }
     // The mode may have changed meanwhile. No block after the change may get through.
     match gate.error(&body) {
         Some(message) if !body.contains("eth_sendRawTransaction") => refusal(&body, message),
@@ -127,12 +158,27 @@ async fn pass_on(State(gate): State<Gate>, body: String) -> String {
 
 /// A world whose node is reached through a [`Gate`].
 pub async fn gated_world(folder: &Path) -> (World, Node, Gate) {
+    world_behind(folder, Gate::default()).await
+}
+
+/// A world whose node states block hashes that are not those of the headers, as QBFT and IBFT nodes
+/// do: they hash a header without a part of its extra data.
+pub async fn restated_world(folder: &Path) -> (World, Node) {
+    let gate = Gate {
+        restates: true,
+        ..Gate::default()
+    };
+    let (world, node, _) = world_behind(folder, gate).await;
+    (world, node)
+}
+
+async fn world_behind(folder: &Path, gate: Gate) -> (World, Node, Gate) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let node = Node::start(folder, "127.0.0.1:0").await;
     Node::share_key(folder);
     let gate = Gate {
         node: format!("http://{}", node.address),
-        ..Gate::default()
+        ..gate
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
     let listener = listener.await.expect("port");

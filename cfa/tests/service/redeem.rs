@@ -815,19 +815,7 @@ async fn r064_open_operations_continue_after_a_restart() {
 async fn trading_world(folder: &std::path::Path) -> World {
     let mut world = World::start(folder).await;
     world.deposit("alice", "100.00").await;
-    let hold_id = key();
-    let request = ledger::CreateHoldRequest {
-        context: context(&key()),
-        hold: Some(ledger::Hold {
-            hold_id: hold_id.clone(),
-            subaccount_id: "alice:CFA-RUB".into(),
-            amount: amount("CFA-RUB", "80.00"),
-            reason: format!("Trading hold {hold_id}"),
-            owner: "market".into(),
-            ..Default::default()
-        }),
-    };
-    world.ledger.create_hold(request).await.expect("held");
+    let hold_id = world.hold("alice", "CFA-RUB", "80.00", "market").await;
     world.double.with(|state| {
         state.trading_hold = Some(proto::market::v1::TradingHold {
             hold_id,

@@ -636,6 +636,53 @@ impl World {
         Ok(answer.into_inner().operation.expect("operation"))
     }
 
+    /// Holds money or units of a user in the ledger. An empty owner: no service. Returns the hold's
+    /// id.
+    pub async fn hold(
+        &mut self,
+        user_id: &str,
+        instrument_id: &str,
+        value: &str,
+        owner: &str,
+    ) -> String {
+        let hold_id = key();
+        let request = ledger_pb::CreateHoldRequest {
+            context: context(&key()),
+            hold: Some(ledger_pb::Hold {
+                hold_id: hold_id.clone(),
+                subaccount_id: format!("{user_id}:{instrument_id}"),
+                amount: amount(instrument_id, value),
+                reason: format!("Trading hold {hold_id}"),
+                owner: owner.into(),
+                ..Default::default()
+            }),
+        };
+        self.ledger.create_hold(request).await.expect("held");
+        hold_id
+    }
+
+    /// Redeems BOND-1 before its maturity.
+    pub async fn redeem_issue(&mut self) -> Result<pb::IssueRedemption, Status> {
+        let request = pb::StartRedemptionRequest {
+            context: context(&key()),
+            instrument_id: "BOND-1".into(),
+            record_date: None,
+            reason: pb::RedemptionReason::Buyback.into(),
+        };
+        let started = self.cfa.start_redemption(request).await?;
+        Ok(started.into_inner().redemption.expect("redemption"))
+    }
+
+    /// Releases a hold in the ledger.
+    pub async fn release_hold(&mut self, hold_id: &str) {
+        let request = ledger_pb::ReleaseHoldRequest {
+            context: context(&key()),
+            hold_id: hold_id.into(),
+            reason: "cancelled".into(),
+        };
+        self.ledger.release_hold(request).await.expect("released");
+    }
+
     /// Freezes or unfreezes the user's CFA-RUB in the ledger.
     pub async fn freeze_money(&mut self, user_id: &str, frozen: bool) {
         self.freeze(&format!("{user_id}:CFA-RUB"), frozen).await;

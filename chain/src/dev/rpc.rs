@@ -211,6 +211,19 @@ impl DevChain {
                 let message = message_env(params.take(0, "transaction")?, source.call_gas_max());
                 json!(U64::from(self.estimate_gas(source, block, message).await?))
             }
+            other => return self.handle_blocks(other, params, source).await,
+        };
+        Ok(value)
+    }
+
+    /// Reads of blocks, their transactions and logs.
+    async fn handle_blocks(
+        &self,
+        method: &str,
+        mut params: Params,
+        source: Source,
+    ) -> Result<Value, RpcFailure> {
+        let value = match method {
             "eth_getTransactionReceipt" => {
                 let stored = self
                     .inner

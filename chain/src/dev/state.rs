@@ -17,8 +17,8 @@ use alloy::consensus::{
     Transaction as _, TxEnvelope, TxReceipt, TxType, Typed2718,
 };
 use alloy::primitives::{Address, B64, B256, Bloom, Bytes, Log, U256, keccak256};
-use revm::context::TxEnv;
-use revm::context::result::{EVMError, ExecutionResult, InvalidTransaction};
+use revm::context::result::{EVMError, ExecutionResult, InvalidTransaction, ResultAndState};
+use revm::context::{BlockEnv, TxEnv};
 use revm::database::{CacheDB, EmptyDB};
 use revm::database_interface::WrapDatabaseRef;
 use revm::primitives::hardfork::SpecId;
@@ -233,24 +233,10 @@ impl State {
         let time_s = time_s.max(self.head.timestamp);
         let env = self.next_block_env(time_s);
         let mut diff = StateDiff::default();
-        let mut included = Vec::with_capacity(ready.len());
+        let mut included: Vec<Included> = Vec::with_capacity(ready.len());
         let mut dropped = Vec::new();
-        let mut cumulative_gas_used = 0u64;
         for transaction in ready {
-            let chain_id = self.chain_id;
-            let outcome = {
-                let mut evm = Context::mainnet()
-                    .with_db(&mut self.db)
-                    .modify_cfg_chained(|cfg| {
-                        cfg.chain_id = chain_id;
-                        cfg.set_spec_and_mainnet_gas_params(SPEC);
-                        cfg.tx_gas_limit_cap = Some(u64::MAX);
-                    })
-                    .with_block(env.clone())
-                    .build_mainnet();
-                evm.transact(tx_env(&transaction))
-            };
-            let outcome = match outcome.map_err(ExecutionError::from) {
+            let outcome = match self.execute(&transaction, env.clone()) {
                 Ok(outcome) => outcome,
                 Err(reason) => {
                     dropped.push((*transaction.inner().tx_hash(), reason.to_string()));
@@ -258,33 +244,9 @@ impl State {
                 }
             };
             diff.record(&outcome.state);
-            self.db.commit(outcome.state);
-            self.db.cache.logs.clear();
-            let gas_used = outcome.result.tx_gas_used();
-            cumulative_gas_used += gas_used;
-            let success = outcome.result.is_success();
-            // A reverted transaction leaves no logs.
-            let logs = if success {
-                outcome.result.logs().to_vec()
-            } else {
-                Vec::new()
-            };
-            included.push(Included {
-                success,
-                gas_used,
-                cumulative_gas_used,
-                contract_address: if success {
-                    outcome.result.created_address()
-                } else {
-                    None
-                },
-                bloom: logs.iter().fold(Bloom::ZERO, |mut bloom, log| {
-                    bloom.accrue_log(log);
-                    bloom
-                }),
-                logs,
-                transaction,
-            });
+            self.keep(outcome.state);
+            let gas_before = included.last().map_or(0, |last| last.cumulative_gas_used);
+            included.push(included_of(transaction, &outcome.result, gas_before));
         }
         let mut header = header(
             self.head_hash,
@@ -293,20 +255,7 @@ impl State {
             self.block_gas_limit,
             diff.commitment(self.head.state_root),
         );
-        header.gas_used = cumulative_gas_used;
-        let envelopes: Vec<TxEnvelope> = included
-            .iter()
-            .map(|tx| tx.transaction.inner().clone())
-            .collect();
-        header.transactions_root = calculate_transaction_root(&envelopes);
-        let receipts: Vec<ReceiptEnvelope> = included
-            .iter()
-            .map(|tx| tx.envelope(tx.logs.clone()))
-            .collect();
-        header.receipts_root = calculate_receipt_root(&receipts);
-        header.logs_bloom = receipts
-            .iter()
-            .fold(Bloom::ZERO, |bloom, receipt| bloom | receipt.bloom());
+        seal_transactions(&mut header, &included);
         let hash = header.hash_slow();
         self.db
             .cache
@@ -328,27 +277,38 @@ impl State {
         &mut self,
         transaction: &Recovered<TxEnvelope>,
     ) -> Result<bool, ExecutionError> {
-        let (chain_id, env) = (self.chain_id, self.next_block_env(self.head.timestamp));
-        let outcome = {
-            let mut evm = Context::mainnet()
-                .with_db(&mut self.db)
-                .modify_cfg_chained(|cfg| {
-                    cfg.chain_id = chain_id;
-                    cfg.set_spec_and_mainnet_gas_params(SPEC);
-                    cfg.tx_gas_limit_cap = Some(u64::MAX);
-                })
-                .with_block(env)
-                .build_mainnet();
-            evm.transact(tx_env(transaction))
-        };
-        let outcome = outcome.map_err(ExecutionError::from)?;
-        self.db.commit(outcome.state);
-        self.db.cache.logs.clear();
+        let env = self.next_block_env(self.head.timestamp);
+        let outcome = self.execute(transaction, env)?;
+        self.keep(outcome.state);
         Ok(outcome.result.is_success())
     }
 
-    fn next_block_env(&self, time_s: u64) -> revm::context::BlockEnv {
-        revm::context::BlockEnv {
+    /// Executes a transaction without its changes.
+    fn execute(
+        &mut self,
+        transaction: &Recovered<TxEnvelope>,
+        env: BlockEnv,
+    ) -> Result<ResultAndState, ExecutionError> {
+        let chain_id = self.chain_id;
+        let mut evm = Context::mainnet()
+            .with_db(&mut self.db)
+            .modify_cfg_chained(|cfg| {
+                cfg.chain_id = chain_id;
+                cfg.set_spec_and_mainnet_gas_params(SPEC);
+                cfg.tx_gas_limit_cap = Some(u64::MAX);
+            })
+            .with_block(env)
+            .build_mainnet();
+        Ok(evm.transact(tx_env(transaction))?)
+    }
+
+    fn keep(&mut self, state: EvmState) {
+        self.db.commit(state);
+        self.db.cache.logs.clear();
+    }
+
+    fn next_block_env(&self, time_s: u64) -> BlockEnv {
+        BlockEnv {
             number: U256::from(self.head.number + 1),
             timestamp: U256::from(time_s),
             gas_limit: self.block_gas_limit,
@@ -376,6 +336,44 @@ fn header(parent_hash: B256, number: u64, time_s: u64, gas_limit: u64, state_roo
         withdrawals_root: Some(EMPTY_ROOT_HASH),
         ..Header::default()
     }
+}
+
+/// `gas_before`: gas of the block's earlier transactions.
+fn included_of(
+    transaction: Recovered<TxEnvelope>,
+    result: &ExecutionResult,
+    gas_before: u64,
+) -> Included {
+    let (success, gas_used) = (result.is_success(), result.tx_gas_used());
+    // A reverted transaction leaves no logs.
+    let logs = match success {
+        true => result.logs().to_vec(),
+        false => Vec::new(),
+    };
+    let mut bloom = Bloom::ZERO;
+    logs.iter().for_each(|log| bloom.accrue_log(log));
+    Included {
+        success,
+        gas_used,
+        cumulative_gas_used: gas_before + gas_used,
+        contract_address: result.created_address().filter(|_| success),
+        bloom,
+        logs,
+        transaction,
+    }
+}
+
+/// Sets what a header states of its block's transactions.
+fn seal_transactions(header: &mut Header, included: &[Included]) {
+    header.gas_used = included.last().map_or(0, |last| last.cumulative_gas_used);
+    let transactions = included.iter().map(|tx| tx.transaction.inner().clone());
+    let transactions: Vec<TxEnvelope> = transactions.collect();
+    header.transactions_root = calculate_transaction_root(&transactions);
+    let receipts = included.iter().map(|tx| tx.envelope(tx.logs.clone()));
+    let receipts: Vec<ReceiptEnvelope> = receipts.collect();
+    header.receipts_root = calculate_receipt_root(&receipts);
+    let blooms = receipts.iter().map(|receipt| receipt.bloom());
+    header.logs_bloom = blooms.fold(Bloom::ZERO, |all, bloom| all | bloom);
 }
 
 fn tx_env(transaction: &Recovered<TxEnvelope>) -> TxEnv {

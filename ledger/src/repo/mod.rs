@@ -30,7 +30,7 @@ use uuid::Uuid;
 pub use audit::{RecordFilter, RecordRow, SealedOperation, SealedPosting};
 pub use read::{HoldFilter, OperationFilter, PageBound, Reads, SubAccountFilter, TrialBalance};
 pub use statement::Line;
-pub use verify::{BlockRow, FinalRow, HoldState, LedgerSnapshot, SubAccountState};
+pub use verify::{BlockRow, HoldState, LedgerSnapshot, ReferencedRow, SubAccountState};
 
 use crate::{Error, LedgerConfig, book::Book, fold::Command};
 

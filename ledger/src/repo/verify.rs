@@ -104,13 +104,14 @@ impl HoldState {
 }
 
 events::row! {
-    /// A posting of a final operation that has a transaction.
-    pub struct FinalRow {
+    /// A posting of an operation that has a reference.
+    pub struct ReferencedRow {
         pub operation_id: String,
         pub kind: i32,
+        pub status: i32,
         pub user_id: String,
         pub external_ref: String,
-        pub tx_hash: String,
+        pub tx_hash: Option<String>,
         pub block: i64,
         pub place: i64,
         pub instrument_id: String,
@@ -186,9 +187,17 @@ pub trait LedgerSnapshot: Send {
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Audit records after `after`.
     async fn audit_records(&mut self, after: i64) -> Result<Vec<RecordRow>, Error>;
-    /// Postings of the final operations with a reference and a transaction, of a page of operations
-    /// after position `after` = (block, place), in order.
-    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error>;
+    /// Postings of the operations with a reference, of a page of operations after position `after`
+    /// = (block, place), in order.
+    async fn referenced(&mut self, after: (i64, i64)) -> Result<Vec<ReferencedRow>, Error>;
+    /// Operations of a type with one of these references, a JSON array: (reference, operation).
+    async fn with_references(
+        &mut self,
+        kind: i64,
+        references: &str,
+    ) -> Result<Vec<(String, String)>, Error>;
+    /// Sequence through which a source is applied. `None`: the source is unknown.
+    async fn applied(&mut self, source: &str) -> Result<Option<i64>, Error>;
     /// Sum of all balances per instrument, in minor units.
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
 
@@ -270,7 +279,7 @@ where
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
     for<'r> (String, String, i64): FromRow<'r, DB::Row>,
     for<'r> RecordRow: FromRow<'r, DB::Row>,
-    for<'r> FinalRow: FromRow<'r, DB::Row>,
+    for<'r> ReferencedRow: FromRow<'r, DB::Row>,
 {
     async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
@@ -445,13 +454,13 @@ where
         Ok(query.fetch_all(&mut self.0).await?)
     }
 
-    async fn finalized(&mut self, after: (i64, i64)) -> Result<Vec<FinalRow>, Error> {
+    async fn referenced(&mut self, after: (i64, i64)) -> Result<Vec<ReferencedRow>, Error> {
         Ok(sqlx::query_as(
-            "SELECT o.operation_id, o.kind, o.user_id, o.external_ref, o.tx_hash, o.block, o.place, \
-             p.instrument_id, p.amount FROM (\
-             SELECT operation_id, kind, user_id, external_ref, tx_hash, block, place FROM operations \
-             WHERE (block, place) > ($1, $2) AND status = 7 AND external_ref IS NOT NULL \
-             AND tx_hash IS NOT NULL ORDER BY block, place LIMIT $3) o \
+            "SELECT o.operation_id, o.kind, o.status, o.user_id, o.external_ref, o.tx_hash, o.block, \
+             o.place, p.instrument_id, p.amount FROM (\
+             SELECT operation_id, kind, status, user_id, external_ref, tx_hash, block, place \
+             FROM operations WHERE (block, place) > ($1, $2) AND external_ref IS NOT NULL \
+             ORDER BY block, place LIMIT $3) o \
              JOIN postings p ON p.operation_id = o.operation_id ORDER BY o.block, o.place, p.ordinal",
         )
         .bind(after.0)
@@ -459,6 +468,32 @@ where
         .bind(PAGE)
         .fetch_all(&mut self.0)
         .await?)
+    }
+
+    async fn with_references(
+        &mut self,
+        kind: i64,
+        references: &str,
+    ) -> Result<Vec<(String, String)>, Error> {
+        let (before, after) = DB::IN_LIST;
+        let sql = format!(
+            "SELECT external_ref, operation_id FROM operations \
+             WHERE kind = $1 AND external_ref IS NOT NULL AND external_ref {before}$2{after}"
+        );
+        Ok(sqlx::query_as(AssertSqlSafe(sql))
+            .bind(kind)
+            .bind(references)
+            .fetch_all(&mut self.0)
+            .await?)
+    }
+
+    async fn applied(&mut self, source: &str) -> Result<Option<i64>, Error> {
+        let sql = "SELECT source, first_sequence, through_sequence FROM sources WHERE source = $1";
+        let found: Option<(String, i64, i64)> = sqlx::query_as(sql)
+            .bind(source)
+            .fetch_optional(&mut self.0)
+            .await?;
+        Ok(found.map(|(_, _, through)| through))
     }
 
     async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {

@@ -20,15 +20,15 @@
 //! other balances are looked up.
 
 mod checks;
-mod finals;
 mod found;
 mod heads;
+mod referenced;
 
 use std::collections::HashMap;
 
-pub use finals::{FinalOperation, Finals};
 pub use found::{Fault, Verified};
 pub use heads::Heads;
+pub use referenced::{ReferencedOperation, ReferencedOperations};
 
 use crate::{
     Error, LedgerConfig,

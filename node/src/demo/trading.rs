@@ -131,6 +131,36 @@ pub async fn play(
     until_listed(scenario, parties).await?;
     let mut alice = Terminal::open(gateway, parties).await?;
 
+    bid(scenario, parties, &mut alice).await?;
+    cancel_rest(scenario, &mut alice).await?;
+    buy_at_market(scenario, parties, &mut alice).await?;
+    drop(alice);
+
+    let trades = wait_settled(scenario, parties, 3).await?;
+    scenario
+        .call(
+            &alice_token,
+            "dfa.market.v1.MarketService/CloseTradingHold",
+            json!({ "holdId": hold_id }),
+        )
+        .await?;
+    check_balances(scenario, parties).await?;
+    let ids: Vec<(&str, &str)> = trades
+        .iter()
+        .filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?)))
+        .collect();
+    let summary = "Every trade was delivered against payment, in the ledger and on chain; Alice closed \
+                   her trading hold";
+    scenario.step(summary, &ids);
+    Ok(trades.len() as u64)
+}
+
+/// Alice's bid, and two orders of Bob that trade with it.
+async fn bid(
+    scenario: &mut Scenario,
+    parties: &Participants,
+    alice: &mut Terminal,
+) -> anyhow::Result<()> {
     let engine_id = alice.place(1, OrderType::Limit, 101_000, 10).await?;
     scenario.step(
         "Alice bids for 10 bonds at 1010.00 over the binary protocol; the order is durable",
@@ -150,6 +180,10 @@ pub async fn play(
             &[("order_id", text(&order, "/order/orderId")?)],
         );
     }
+    Ok(())
+}
+
+async fn cancel_rest(scenario: &mut Scenario, alice: &mut Terminal) -> anyhow::Result<()> {
     alice
         .connection
         .send(
@@ -170,7 +204,15 @@ pub async fn play(
         bail!("expected 3 open bonds, {left} were cancelled");
     }
     scenario.step("Alice cancels the 3 that are left", &[]);
+    Ok(())
+}
 
+/// Bob's offer, Alice's market order, and the cancel of the rest.
+async fn buy_at_market(
+    scenario: &mut Scenario,
+    parties: &Participants,
+    alice: &mut Terminal,
+) -> anyhow::Result<()> {
     let offer = sell(scenario, parties, "1020.00", "5").await?;
     let offer_id = text(&offer, "/order/orderId")?.to_owned();
     if offer.pointer("/order/status") != Some(&json!("ORDER_STATUS_OPEN")) {
@@ -201,16 +243,10 @@ pub async fn play(
         "Bob cancels the rest of the offer",
         &[("order_id", &offer_id)],
     );
-    drop(alice);
+    Ok(())
+}
 
-    let trades = wait_settled(scenario, parties, 3).await?;
-    scenario
-        .call(
-            &alice_token,
-            "dfa.market.v1.MarketService/CloseTradingHold",
-            json!({ "holdId": hold_id }),
-        )
-        .await?;
+async fn check_balances(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
     // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00, plus a fee of 9.11 paid by the buyer.
     scenario
         .balance_is(&parties.alice, CFA_RUB, "90880.89")
@@ -224,14 +260,7 @@ pub async fn play(
     scenario
         .balance_is(&parties.bob, &parties.bond, "11")
         .await?;
-    let ids: Vec<(&str, &str)> = trades
-        .iter()
-        .filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?)))
-        .collect();
-    let summary = "Every trade was delivered against payment, in the ledger and on chain; Alice closed \
-                   her trading hold";
-    scenario.step(summary, &ids);
-    Ok(trades.len() as u64)
+    Ok(())
 }
 
 async fn sell(

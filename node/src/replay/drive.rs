@@ -20,6 +20,8 @@ use super::members::{Member, channel_of};
 const TAKER_IDS: u64 = 1 << 48;
 /// Silence after which no further fills are expected.
 const LAST_FILLS: Duration = Duration::from_millis(500);
+/// Requests sent that the listener has not noted yet; with more the sender waits.
+const SENT_MAX: usize = 65_536;
 /// Used share of the throttle in percent. Not all of it: the clocks of client and platform differ.
 const THROTTLE_USED_PERCENT: u32 = 90;
 
@@ -57,7 +59,7 @@ struct Listener {
     waiting: HashMap<(u16, u64), (Instant, bool)>,
     /// By (channel, client sequence): answers that arrived before the note of their request.
     early: HashMap<(u16, u64), Early>,
-    sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>,
+    sent_rx: tokio::sync::mpsc::Receiver<(u16, u64, Instant, bool)>,
     /// Engine id to client id.
     orders: HashMap<u64, u64>,
     /// Taker's client id to the engine id of its first maker.
@@ -95,7 +97,7 @@ pub async fn play(
         .map(|definition| definition.instrument)
         .context("the gateway does not know the instrument")?;
 
-    let (sent_tx, sent_rx) = tokio::sync::mpsc::unbounded_channel();
+    let (sent_tx, sent_rx) = tokio::sync::mpsc::channel(SENT_MAX);
     let listener = Listener::new(sent_rx);
     let listening = tokio::spawn(listener.listen(reports));
     let started = Instant::now();
@@ -125,7 +127,7 @@ struct Sender<'a> {
     connection: &'a Connection,
     instrument: u32,
     per_s: u32,
-    sent_tx: tokio::sync::mpsc::UnboundedSender<(u16, u64, Instant, bool)>,
+    sent_tx: tokio::sync::mpsc::Sender<(u16, u64, Instant, bool)>,
 }
 
 #[derive(Default)]
@@ -149,6 +151,7 @@ impl Sender<'_> {
             let client_seq = self.connection.send(channel, all).await?;
             self.sent_tx
                 .send((channel, client_seq, sent_at, false))
+                .await
                 .context("the listener has ended early")?;
         }
         Ok(())
@@ -195,6 +198,7 @@ impl Sender<'_> {
             sent.orders += u64::from(is_order);
             self.sent_tx
                 .send((channel, client_seq, sent_at, is_order))
+                .await
                 .context("the listener has ended early")?;
         }
         Ok(sent)
@@ -261,7 +265,7 @@ impl Sender<'_> {
 }
 
 impl Listener {
-    fn new(sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>) -> Self {
+    fn new(sent_rx: tokio::sync::mpsc::Receiver<(u16, u64, Instant, bool)>) -> Self {
         let histogram = || Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("fixed bounds");
         Self {
             tally: Tally {

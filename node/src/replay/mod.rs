@@ -110,6 +110,15 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         print!("{}", crate::cli::output::text(&report));
     }
 
+    check(&tally, &expected, trades_settled, proof.ok)
+}
+
+fn check(
+    tally: &drive::Tally,
+    expected: &naive::Expected,
+    trades_settled: u64,
+    is_proven: bool,
+) -> anyhow::Result<()> {
     if tally.trades != expected.trades || tally.quantity != expected.quantity {
         bail!("expected {} trades, got {}", expected.trades, tally.trades);
     }
@@ -129,7 +138,7 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     if trades_settled != tally.trades {
         bail!("{} of {} trades were settled", trades_settled, tally.trades);
     }
-    if !proof.ok {
+    if !is_proven {
         bail!("the proof of balances has differences");
     }
     Ok(())

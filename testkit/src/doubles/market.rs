@@ -47,11 +47,12 @@ impl MarketService for ServiceDoubles {
             .map(|value| convert::decimal(value.as_ref()).expect("number"));
         let rest = undrawn.checked_add(drawn).expect("sum");
         let mut ledger = ledger.expect("a ledger");
+        let remaining_amount = amount(&hold.instrument_id, &rest.to_string());
         tokio::spawn(async move {
             let request = AdjustHoldRequest {
                 context: context(&fresh()),
                 hold_id,
-                remaining_amount: amount("CFA-RUB", &rest.to_string()),
+                remaining_amount,
             };
             ledger.adjust_hold(request).await.expect("adjusted");
         });

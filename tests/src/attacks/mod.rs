@@ -52,6 +52,8 @@ const MEMORY_STEADY: Duration = Duration::from_secs(10);
 const MEMORY_CHANGE_MIN: u64 = 1 << 20;
 /// Bytes of the ledger's cache of 32,768 holds. An order that rests for a second has its own hold.
 const LEDGER_CACHE: u64 = 64 << 20;
+/// As [`LEDGER_CACHE`], with freed pages that the allocator has not returned.
+const CONTROL_CACHES: u64 = 2 * LEDGER_CACHE;
 /// Resting orders of the market maker, of one lot each.
 const RESTING: u64 = 10_000;
 /// Units of the attacker that sells: enough for several of its orders at a time.
@@ -291,7 +293,7 @@ impl Stage {
     /// the platform's caches once.
     async fn first_control(&self, plan: &Plan, control: &mut Vec<Figures>) -> Verdict {
         let mut verdict = Verdict::new(Kind::Control.name(), false);
-        verdict.caches_bytes = LEDGER_CACHE;
+        verdict.caches_bytes = CONTROL_CACHES;
         verdict.resident_bytes.push(self.resident_bytes());
         self.control(plan, control, &mut verdict).await;
         let bytes = self.released_memory(plan, &verdict).await;

@@ -13,8 +13,11 @@ const GAP_EXCESS_MAX: Duration = Duration::from_millis(50);
 /// bytes.
 const RESIDENT_PERCENT: u64 = 110;
 const RESIDENT_EXCESS_MAX: u64 = 32 << 20;
-/// Most bytes that a further run may add: noise of the allocator's pages.
+/// Most bytes that a further run of the attack may add: noise of the allocator's pages.
 const FURTHER_RUN_EXCESS_MAX: u64 = 8 << 20;
+/// Most bytes that a further control run may add: its orders make all services work, and each
+/// thread's freed pages return only with its next work.
+const FURTHER_CONTROL_EXCESS_MAX: u64 = 32 << 20;
 
 /// Verdict on an attack.
 pub struct Verdict {
@@ -61,8 +64,7 @@ impl Verdict {
         self.violations.extend(outcome.violations.iter().cloned());
     }
 
-    /// Adds the memory after a further control run, which has the bound of a further run. The next
-    /// attack's growth counts from here.
+    /// Adds the memory after a further control run. The next attack's growth counts from here.
     pub(super) fn add_control_memory(&mut self, bytes: u64) {
         self.control_steps.push(self.resident_bytes.len());
         self.resident_bytes.push(bytes);
@@ -91,7 +93,11 @@ impl Verdict {
         }
         for step in 1..self.resident_bytes.len() {
             let (before, after) = self.resident_bytes.split_at(step);
-            if !is_memory_allowed(before, after[0], self.caches_bytes) {
+            let further = match self.control_steps.contains(&step) {
+                true => FURTHER_CONTROL_EXCESS_MAX,
+                false => FURTHER_RUN_EXCESS_MAX,
+            };
+            if !is_memory_allowed(before, after[0], self.caches_bytes, further) {
                 let controls = self.control_steps.iter().filter(|at| **at <= step);
                 let run = match self.control_steps.contains(&step) {
                     true => "a further control run".to_owned(),
@@ -106,7 +112,8 @@ impl Verdict {
 
     /// True if the platform may have this much memory after the next run.
     pub(super) fn allows_memory(&self, bytes: u64) -> bool {
-        is_memory_allowed(&self.resident_bytes, bytes, self.caches_bytes)
+        let (before, caches) = (&self.resident_bytes, self.caches_bytes);
+        is_memory_allowed(before, bytes, caches, FURTHER_RUN_EXCESS_MAX)
     }
 }
 
@@ -120,12 +127,12 @@ fn compared_memory(before: &[u64]) -> u64 {
 }
 
 /// True if a run may leave this much memory. `before` is that of [`compared_memory`].
-fn is_memory_allowed(before: &[u64], bytes: u64, caches_bytes: u64) -> bool {
+fn is_memory_allowed(before: &[u64], bytes: u64, caches_bytes: u64, further_bytes: u64) -> bool {
     let compared = compared_memory(before);
     match before.len() {
         0 => true,
         1 => bytes <= compared * RESIDENT_PERCENT / 100 + RESIDENT_EXCESS_MAX + caches_bytes,
-        _ => bytes <= compared + FURTHER_RUN_EXCESS_MAX,
+        _ => bytes <= compared + further_bytes,
     }
 }
 
@@ -176,15 +183,18 @@ mod tests {
 
     #[test]
     fn a_first_run_may_add_a_share_and_a_further_one_only_noise() {
-        assert!(is_memory_allowed(&[], 1_000 * MIB, 0));
-        assert!(is_memory_allowed(&[100 * MIB], 142 * MIB, 0));
-        assert!(!is_memory_allowed(&[100 * MIB], 143 * MIB, 0));
-        assert!(is_memory_allowed(&[100 * MIB], 143 * MIB, MIB));
-        assert!(is_memory_allowed(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
-        assert!(!is_memory_allowed(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
+        let is_allowed = |before: &[u64], bytes, caches| {
+            is_memory_allowed(before, bytes, caches, FURTHER_RUN_EXCESS_MAX)
+        };
+        assert!(is_allowed(&[], 1_000 * MIB, 0));
+        assert!(is_allowed(&[100 * MIB], 142 * MIB, 0));
+        assert!(!is_allowed(&[100 * MIB], 143 * MIB, 0));
+        assert!(is_allowed(&[100 * MIB], 143 * MIB, MIB));
+        assert!(is_allowed(&[100 * MIB, 140 * MIB], 148 * MIB, 0));
+        assert!(!is_allowed(&[100 * MIB, 140 * MIB], 149 * MIB, 0));
         let with_a_low = [100 * MIB, 140 * MIB, 120 * MIB];
-        assert!(is_memory_allowed(&with_a_low, 148 * MIB, 0));
-        assert!(!is_memory_allowed(&with_a_low, 149 * MIB, 0));
+        assert!(is_allowed(&with_a_low, 148 * MIB, 0));
+        assert!(!is_allowed(&with_a_low, 149 * MIB, 0));
     }
 
     #[test]
