@@ -46,7 +46,8 @@ pub use dev::bare::{BareChain, BareTransaction};
 pub use dev::{StoreError, block_times};
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
-    "migrations/connector": "0001_connector", "0002_attempts", "0003_final_attempts"
+    "migrations/connector": "0001_connector", "0002_attempts", "0003_final_attempts",
+    "0004_call_digest"
 );
 
 /// Maximum of `confirmations`: so long a chain of block hashes is compared in a reorganisation.

@@ -63,6 +63,7 @@ const SUITES: [Suite; 4] = [
             "chaos",
             "refusals",
             "schema_fuzz",
+            "money_attacks",
         ],
         tests: &[
             "kill_",
@@ -72,6 +73,7 @@ const SUITES: [Suite; 4] = [
             "r343_clients_receive_all_messages_under_chaos",
             "garbage_on_the_trading_port_ends_that_connection",
             "every_method_refuses_mutated_requests_without_a_fault",
+            "r071_redemption_order_transfer_and_block_at_once_spend_the_money_once",
         ],
     },
 ];

@@ -33,6 +33,8 @@ pub(super) struct Stored {
     pub is_final: bool,
     /// Unknown for blocks that an older version read.
     pub block_hash: Option<TxHash>,
+    /// Fingerprint of the call. `None`: it has none, or an older version stored it.
+    pub call_digest: Option<i64>,
 }
 
 /// A signed transaction of a submission.
@@ -97,7 +99,8 @@ const FILLER: &str = "filler:";
 macro_rules! columns {
     () => {
         "submission.key, submission.nonce, submission.tx_hash, submission.contract, submission.latest, \
-         submission.included, submission.block_number, submission.block_hash"
+         submission.included, submission.block_number, submission.block_hash, \
+         submission.call_digest"
     };
 }
 
@@ -271,9 +274,10 @@ impl Repo {
         key: &str,
         attempt: &Attempt,
         contract: &str,
+        call_digest: Option<i64>,
     ) -> Result<(), ChainError> {
         let mut tx = self.db.write().await?;
-        insert_in_tx(&mut tx, key, attempt, contract).await?;
+        insert_in_tx(&mut tx, key, attempt, contract, call_digest).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -361,7 +365,7 @@ impl Repo {
             OnRefusal::Park => delete_attempt_in_tx(&mut tx, &attempt.tx_hash).await?,
         }
         if let Some((key, filler)) = filler {
-            insert_in_tx(&mut tx, key, filler, "").await?;
+            insert_in_tx(&mut tx, key, filler, "", None).await?;
         }
         tx.commit().await?;
         Ok(true)
@@ -606,16 +610,18 @@ async fn insert_in_tx(
     key: &str,
     attempt: &Attempt,
     contract: &str,
+    call_digest: Option<i64>,
 ) -> Result<(), ChainError> {
     sqlx::query(
-        "INSERT INTO submission (key, nonce, tx_hash, contract, submitted_us, latest) \
-         VALUES ($1, $2, $3, $4, $5, $3)",
+        "INSERT INTO submission (key, nonce, tx_hash, contract, submitted_us, latest, call_digest) \
+         VALUES ($1, $2, $3, $4, $5, $3, $6)",
     )
     .bind(key)
     .bind(attempt.nonce as i64)
     .bind(attempt.tx_hash.to_string())
     .bind(contract)
     .bind(service_kit::clock::now_us())
+    .bind(call_digest)
     .execute(&mut **tx)
     .await?;
     insert_attempt_in_tx(tx, key, attempt).await
@@ -676,6 +682,7 @@ fn decode(row: &SqliteRow) -> Result<Stored, ChainError> {
         included: hash("included")?,
         is_final: row.get::<Option<i64>, _>("block_number").is_some(),
         block_hash: hash("block_hash")?,
+        call_digest: row.get("call_digest"),
     })
 }
 

@@ -92,6 +92,10 @@ impl Connector {
     ) -> Result<Submission, ChainError> {
         self.check_unbroken()?;
         if let Some(known) = self.inner.repo.by_key(key).await? {
+            let is_known = |digest: i64| digest == call.digest();
+            if !known.call_digest.is_none_or(is_known) {
+                rpc::context::note_difference("SubmitTransaction", key);
+            }
             return self.submit_again(&known).await;
         }
         let gas_needed = match call.gas_limit {
@@ -279,7 +283,9 @@ impl Connector {
         let attempt = self.sign(tx, false).await?;
         let sending = self.mark(nonce);
         let contract = address_text(self.contract(call.to.is_none(), nonce));
-        let stored = self.inner.repo.insert(key, &attempt, &contract).await;
+        let digest = Some(call.digest());
+        let stored = self.inner.repo.insert(key, &attempt, &contract, digest);
+        let stored = stored.await;
         self.advance(&mut next_nonce, stored).await?;
         Ok((attempt, sending))
     }
@@ -366,7 +372,7 @@ impl Connector {
             let stored = self
                 .inner
                 .repo
-                .insert(&filler_key(nonce), &attempt, "")
+                .insert(&filler_key(nonce), &attempt, "", None)
                 .await;
             if let Err(error) = stored {
                 return self.advance(&mut next_nonce, Err(error)).await;

@@ -290,6 +290,16 @@ pub struct Call {
     pub gas_limit: Option<u64>,
 }
 
+impl Call {
+    /// Fingerprint of contract and data.
+    pub fn digest(&self) -> i64 {
+        let to = self.to.map_or_else(String::new, |to| to.to_string());
+        let hash = keccak256([to.as_bytes(), &self.data].concat());
+        let (head, _) = hash.split_first_chunk::<8>().expect("a hash has 32 bytes");
+        i64::from_be_bytes(*head)
+    }
+}
+
 /// keccak256 of an id: contracts store ids in this form.
 pub fn id_hash(id: &str) -> TxHash {
     TxHash::from(keccak256(id.as_bytes()))

@@ -54,6 +54,17 @@ pub async fn submissions_are_stored_by_key_and_receipts_show_reverts(chain: &imp
     assert_eq!(submit().await.expect("the same"), first);
     let receipt = running.receipt(&first.tx_hash).await;
     assert_eq!(submit().await.expect("the same"), first);
+    // Another call under a used key is noticed and not executed.
+    let differences = || {
+        let text = rpc::metrics_init().render();
+        let name = r#"idempotency_mismatches_total{call="SubmitTransaction"}"#;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |count| count.trim().parse::<u64>().expect("a count"))
+    };
+    let before = differences();
+    let other = connector.submit("mint-1", &allow(registry).call()).await;
+    assert_eq!(other.expect("the first"), first);
+    assert!(differences() > before);
     assert_eq!(connector.balance_of(&token, &alice).await.expect("read"), 5);
     assert_eq!(connector.total_supply(&token).await.expect("read").0, 5);
     let metadata = connector.token_metadata(&token).await.expect("read");

@@ -170,7 +170,12 @@ impl Acts {
         };
         let noting = repo::note(&self.db, act.key_hash, act.act(), now_us());
         match tokio::time::timeout(wait, noting).await {
-            Ok(Ok(noted)) => Ok(noted),
+            Ok(Ok((noted, is_same))) => {
+                if !is_same {
+                    rpc::context::note_difference(act.action, &act.context.idempotency_key);
+                }
+                Ok(noted)
+            }
             failed if act.reduces_risk => {
                 let action = act.action;
                 tracing::warn!(

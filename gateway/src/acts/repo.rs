@@ -85,21 +85,28 @@ async fn insert_in_tx(
     Ok(done.rows_affected() == 1)
 }
 
-/// Stores an act before its command.
-pub async fn note(db: &Sqlite, key_hash: Id128, act: Act<'_>, now_us: i64) -> Result<Noted, Error> {
+/// Stores an act before its command. Also returns whether the stored act of the key sets the same.
+pub async fn note(
+    db: &Sqlite,
+    key_hash: Id128,
+    act: Act<'_>,
+    now_us: i64,
+) -> Result<(Noted, bool), Error> {
     let mut tx = db.write().await?;
     if insert_in_tx(&mut tx, key_hash, act, now_us).await? {
         tx.commit().await?;
-        return Ok(Noted::New);
+        return Ok((Noted::New, true));
     }
-    let recorded: i64 = sqlx::query_scalar("SELECT recorded FROM acts WHERE key_hash = $1")
-        .bind(key_hash.to_string())
-        .fetch_one(&mut *tx)
-        .await?;
-    match recorded {
-        0 => Ok(Noted::Pending),
-        _ => Ok(Noted::Recorded),
-    }
+    let (recorded, object_id, after): (i64, String, String) =
+        sqlx::query_as("SELECT recorded, object_id, after FROM acts WHERE key_hash = $1")
+            .bind(key_hash.to_string())
+            .fetch_one(&mut *tx)
+            .await?;
+    let noted = match recorded {
+        0 => Noted::Pending,
+        _ => Noted::Recorded,
+    };
+    Ok((noted, (&*object_id, &*after) == (act.object_id, act.after)))
 }
 
 /// Records the act of a key, once, in the service's chain. `act` replaces a stored act without a

@@ -424,6 +424,12 @@ async fn t12_a_late_repeat_of_a_phase_does_not_undo_a_halt() {
     assert_eq!(set("c", TradingPhase::Open).await, TradingPhase::Open);
     assert_eq!(set("d", TradingPhase::Halt).await, TradingPhase::Halt);
     assert_eq!(set("c", TradingPhase::Open).await, TradingPhase::Halt);
+    // Another phase under a used key is noticed and not set.
+    let series = r#"idempotency_mismatches_total{call="phase.set"}"#;
+    let before = sample(&rpc::metrics_init().render(), series);
+    assert_eq!(set("d", TradingPhase::Open).await, TradingPhase::Halt);
+    let after = sample(&rpc::metrics_init().render(), series);
+    assert!(after > before);
     world.stop().await;
 }
 

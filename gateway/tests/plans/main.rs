@@ -182,7 +182,7 @@ async fn no_statement_scans_a_table() {
         "FROM outbox WHERE position >",
         "UPDATE feed SET sequence",
         "INSERT INTO acts",
-        "SELECT recorded FROM acts WHERE key_hash =",
+        "SELECT recorded, object_id, after FROM acts WHERE key_hash =",
         "UPDATE acts SET recorded = 1 WHERE key_hash =",
         "DELETE FROM acts WHERE key_hash =",
         "FROM acts INDEXED BY acts_pending",

@@ -1071,3 +1071,34 @@ async fn a_batch_of_six_hundred_operations_is_one_transaction() {
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "0.00");
     world.assert_books_balance().await;
 }
+
+// rows: R188
+/// The full check compares these with the trades of the CFA service.
+#[tokio::test]
+async fn r188_operations_are_found_by_reference_and_sources_have_their_position() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+    let mut sold = item(OperationType::TradeSell, "u1", "sold", &legs);
+    sold.operation.as_mut().unwrap().external_ref = Some("trade-1".to_owned());
+    let request = batch("node-1", 1, 7, vec![sold], vec![]);
+    let mut client = world.client.clone();
+    client.create_operations(request).await.unwrap();
+
+    let mut rows = ledger::ReferencedOperations::open(&world.config())
+        .await
+        .unwrap();
+    let asked = ["trade-1", "trade-2"];
+    let sold = rows.known(types::OperationType::TradeSell, &asked).await;
+    assert!(sold.unwrap().into_iter().eq(["trade-1".to_owned()]));
+    let bought = rows.known(types::OperationType::TradeBuy, &asked).await;
+    assert!(bought.unwrap().is_empty());
+    assert_eq!(rows.applied_through("node-1").await.unwrap(), 7);
+    assert_eq!(rows.applied_through("node-2").await.unwrap(), 0);
+    let page = rows.next_page().await.unwrap();
+    let found = page.iter().find(|row| row.reference == "trade-1").unwrap();
+    assert_eq!(found.kind, Some(types::OperationType::TradeSell));
+    assert!(!found.is_final && found.tx_hash.is_empty());
+    assert_eq!(found.amounts, [(RUB.to_owned(), 100)]);
+    rows.close().await.unwrap();
+}

@@ -210,18 +210,18 @@ mod tests {
             verdict.compare(&[]);
             verdict.violations.join("; ")
         };
-        assert_eq!(judged([100, 206, 214, 222]), "");
+        assert_eq!(judged([100, 206, 238, 246]), "");
         assert_eq!(
             judged([100, 207, 150, 150]),
             "memory of run 1: 100 -> 207 MiB"
         );
         assert_eq!(
-            judged([100, 120, 129, 129]),
-            "memory of a further control run: 120 -> 129 MiB"
+            judged([100, 120, 153, 153]),
+            "memory of a further control run: 120 -> 153 MiB"
         );
         assert_eq!(
-            judged([100, 120, 128, 137]),
-            "memory of run 2: 128 -> 137 MiB"
+            judged([100, 120, 152, 161]),
+            "memory of run 2: 152 -> 161 MiB"
         );
     }
 
