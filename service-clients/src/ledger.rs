@@ -679,6 +679,13 @@ impl LedgerClient {
         Ok(answer.await?.through_sequence)
     }
 
+    /// True if the ledger has the batch, or a later one of its source.
+    #[boxed]
+    pub async fn has_sealed(&self, context: &Context, sealed: &SealedBatch) -> Answer<bool> {
+        let position = self.source_position(context, &sealed.0.source).await?;
+        Ok(position >= sealed.0.through_sequence)
+    }
+
     fn read_or_zero(&self, value: Option<&common::Decimal>) -> Answer<Decimal> {
         number_or_zero(value).map_err(|what| self.peer.malformed_response(what))
     }

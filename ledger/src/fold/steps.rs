@@ -74,6 +74,11 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
         }
         StepKind::Spend { hold_id, amount } => {
             let hold = active_hold(book, command, hold_id)?;
+            if hold.terms.destination_subaccount_id.is_some() {
+                // Such a hold pays its destination and no one else.
+                let why = "is a hold with a destination";
+                return Err(Refusal::invalid("spend.hold_id", why));
+            }
             let amount = minor_of_hold(&hold, amount, "spend.amount")?;
             if amount > hold.remaining {
                 return Err(Refusal::HoldAmountExceeded);

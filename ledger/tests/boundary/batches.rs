@@ -854,6 +854,17 @@ async fn r186_a_spent_hold_is_as_after_a_payment_and_its_money_is_available() {
         rpc::status::reason(&refused).as_deref(),
         Some("HOLD_AMOUNT_EXCEEDED")
     );
+    // A hold with a destination pays that and no one else.
+    let paying = Hold {
+        destination_subaccount_id: Some(RESERVE.to_owned()),
+        hold_id: "redemption-1".to_owned(),
+        ..new_hold("u1", RUB, "1")
+    };
+    world.open_hold("h1", paying).await.unwrap();
+    let request = batch("node-1", 3, 3, vec![], vec![spend("redemption-1", "1")]);
+    let refused = client.create_operations(request).await.unwrap_err();
+    let text = "hold_steps[0].spend.hold_id: is a hold with a destination";
+    assert_eq!(refused.message(), text);
     world.assert_books_balance().await;
 }
 

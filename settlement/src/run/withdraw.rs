@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rpc::Context;
 use service_clients::CallError;
 use service_clients::ledger::SealedBatch;
 
@@ -18,6 +19,7 @@ use super::retry::{retry_call, retry_store};
 use super::{Halt, failure, now_us};
 use crate::failpoint;
 use crate::repo::Stored;
+use crate::request::SOURCE;
 use crate::saga::StepResult;
 
 /// Result of an attempt to post.
@@ -64,8 +66,8 @@ impl Poster {
     async fn try_post(&self, row: &Stored, sealed: &SealedBatch) -> Result<Posting, Halt> {
         // The last answer was a refusal. After any other one, or before the first, an earlier call
         // of this batch may still be accepted.
-        let is_refused = AtomicBool::new(false);
-        let (this, is_refused) = (self, &is_refused);
+        let (is_refused, context) = (AtomicBool::new(false), Context::new(SOURCE));
+        let (this, is_refused, context) = (self, &is_refused, &context);
         retry_call(
             &self.shared,
             failure::LEDGER,
@@ -73,7 +75,10 @@ impl Poster {
             || async move {
                 if is_refused.load(Ordering::Relaxed) {
                     let requested = this.requested(row);
-                    if !requested.is_empty() {
+                    // Asked, because a refusal of the caller proves nothing about earlier calls.
+                    if !requested.is_empty()
+                        && !this.shared.ledger.has_sealed(context, sealed).await?
+                    {
                         return Ok(Posting::Withdraw(requested));
                     }
                 }
