@@ -2,7 +2,7 @@
 
 use prost::{Message, Name};
 use prost_types::Timestamp;
-use proto::cfa::v1::{Coupon, RegisterInstrumentRequest};
+use proto::cfa::v1::{AllotmentRule, Coupon, PlacementTerms, RegisterInstrumentRequest};
 use proto::checks::{CONTEXT_ID_BYTES_MAX, ID_BYTES_MAX, TEXT_BYTES_MAX, problems};
 use proto::common::v1::{Decimal, InstrumentType, RequestContext};
 use proto::convert::{timestamp_us, to_timestamp_us};
@@ -15,37 +15,84 @@ pub fn check(bytes: &[u8]) {
     check_request::<ReconcileRequest>(bytes, |request| {
         is_bad_context(request.context.as_ref()) || is_bad_time(request.business_date.as_ref())
     });
-    check_request::<RegisterInstrumentRequest>(bytes, |request| {
-        let ids = [&request.symbol, &request.issuer_id];
-        let texts = [
-            &request.name,
-            &request.smart_contract_address,
-            &request.currency_code,
-            &request.document_hash,
-            &request.document_uri,
-        ];
-        let numbers = [
-            &request.issue_limit,
-            &request.nominal,
-            &request.tick_size,
-            &request.lot_size,
-            &request.price_band_low,
-            &request.price_band_high,
-        ];
-        let times = [&request.issued_at, &request.matures_at];
-        is_bad_context(request.context.as_ref())
-            || ids.iter().any(|id| is_bad_id(id, ID_BYTES_MAX))
-            || texts.iter().any(|text| is_bad_text(text, TEXT_BYTES_MAX))
-            || numbers.iter().any(|number| is_bad_number(number.as_ref()))
-            || times.iter().any(|time| is_bad_time(time.as_ref()))
-            || InstrumentType::try_from(request.r#type).is_err()
-            || request.coupons.iter().any(|coupon| {
-                is_bad_time(coupon.pays_at.as_ref()) || is_bad_number(coupon.amount.as_ref())
-            })
-    });
+    check_request(bytes, is_bad_registration);
     if let Ok(time) = Timestamp::decode(bytes) {
         check_time(time);
     }
+}
+
+/// Names every field, so that a new one is not left out.
+fn is_bad_registration(request: &RegisterInstrumentRequest) -> bool {
+    let RegisterInstrumentRequest {
+        context,
+        symbol,
+        name,
+        r#type,
+        decimals: _,
+        issuer_id,
+        smart_contract_address,
+        currency_code,
+        issue_limit,
+        nominal,
+        coupons,
+        issued_at,
+        matures_at,
+        tick_size,
+        lot_size,
+        price_band_low,
+        price_band_high,
+        document_hash,
+        document_uri,
+        placement,
+        document: _,
+    } = request;
+    let texts = [
+        name,
+        smart_contract_address,
+        currency_code,
+        document_hash,
+        document_uri,
+    ];
+    let numbers = [
+        issue_limit,
+        nominal,
+        tick_size,
+        lot_size,
+        price_band_low,
+        price_band_high,
+    ];
+    is_bad_context(context.as_ref())
+        || [symbol, issuer_id]
+            .iter()
+            .any(|id| is_bad_id(id, ID_BYTES_MAX))
+        || texts.iter().any(|text| is_bad_text(text, TEXT_BYTES_MAX))
+        || numbers.iter().any(|number| is_bad_number(number.as_ref()))
+        || [issued_at, matures_at]
+            .iter()
+            .any(|time| is_bad_time(time.as_ref()))
+        || InstrumentType::try_from(*r#type).is_err()
+        || coupons.iter().any(|coupon| {
+            is_bad_time(coupon.pays_at.as_ref()) || is_bad_number(coupon.amount.as_ref())
+        })
+        || placement.as_ref().is_some_and(is_bad_placement)
+}
+
+fn is_bad_placement(placement: &PlacementTerms) -> bool {
+    let PlacementTerms {
+        opens_at,
+        closes_at,
+        price,
+        minimum_sum,
+        investor_minimum,
+        investor_maximum,
+        allotment,
+    } = placement;
+    let numbers = [price, minimum_sum, investor_minimum, investor_maximum];
+    numbers.iter().any(|number| is_bad_number(number.as_ref()))
+        || [opens_at, closes_at]
+            .iter()
+            .any(|time| is_bad_time(time.as_ref()))
+        || AllotmentRule::try_from(*allotment).is_err()
 }
 
 fn is_bad_text(text: &str, bytes_max: usize) -> bool {
@@ -146,6 +193,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 2
             ],
             matures_at: time,
+            placement: Some(PlacementTerms {
+                opens_at: time,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         seeds.extend([reconcile.encode_to_vec(), register.encode_to_vec()]);
