@@ -149,6 +149,8 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
     const CUT: usize = 64 << 10;
     let config = Config {
         segment_bytes: BYTES,
+        // Each start touches the whole buffer.
+        pending_bytes_max: 64 << 10,
         ..CONFIG
     };
     let storage = Arc::new(MemoryStorage::default());
@@ -187,7 +189,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
     assert_eq!(ends.len() as u64, sequence);
     let end = ends.last().expect("units").0;
     assert!(end > CUT, "more was written than is cut");
-    for cut in end - CUT..=end {
+    let check = |cut: usize, runtime: &tokio::runtime::Runtime| {
         let image = Arc::new(MemoryStorage::default());
         image.create(1, BYTES).expect("create");
         let mut bytes = whole.clone();
@@ -222,7 +224,19 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
             journal.close();
             assert_eq!(open(&image).1, found + 1, "shortened at {cut}");
         }
-    }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for first in end - CUT..end - CUT + workers {
+            let check = &check;
+            scope.spawn(move || {
+                let own = self::runtime();
+                for cut in (first..=end).step_by(workers) {
+                    check(cut, &own);
+                }
+            });
+        }
+    });
 }
 
 /// Twenty-five commands, each a batch of its own.
