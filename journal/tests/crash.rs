@@ -199,7 +199,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
         let expected = ends.iter().filter(|(_, written)| *written <= cut).count() as u64;
         assert_eq!(found, expected, "cut at {cut}");
         assert_eq!(journal.commit().position(), found);
-        if cut % 16 == 0 {
+        if cut.is_multiple_of(16) {
             // The log continues where it was truncated.
             let (mut appender, commit) = (journal.appender(), journal.commit());
             append(&mut appender, found + 1);
@@ -215,7 +215,7 @@ fn r174_cut_at_any_byte_keeps_the_whole_units_before_it() {
         let expected = ends.iter().filter(|(end, _)| *end <= cut).count() as u64;
         let found = visit_frames(&image, |_| Ok(())).expect("a torn tail is skipped");
         assert_eq!(found, expected, "shortened at {cut}");
-        if cut % 64 == 0 {
+        if cut.is_multiple_of(64) {
             let (journal, found) = open(&image);
             let (mut appender, commit) = (journal.appender(), journal.commit());
             append(&mut appender, found + 1);
