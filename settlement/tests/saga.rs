@@ -1,6 +1,6 @@
 //! Sagas against a model of ledger and chain: each step is lost once after its effect and repeated.
 
-use settlement::saga::{Saga, State, Step, StepResult};
+use settlement::saga::{Saga, State, Step, StepResult, UnexpectedResult};
 
 /// Ledger and chain, idempotent as in their contracts.
 #[derive(Default)]
@@ -149,13 +149,28 @@ fn r186_a_batch_that_never_arrives_is_retried_then_bust() {
     }
 }
 
+fn withdrawn(saga: &mut Saga, trades: &[u32]) -> Result<(), UnexpectedResult> {
+    let trades = trades.to_vec();
+    saga.handle_result(StepResult::Withdrawn { trades })
+}
+
+/// Executes a saga to its end; each state is stored and read again.
+fn finished(mut saga: Saga, world: &mut World) -> Saga {
+    for _ in 0..30 {
+        let step = saga.next();
+        if step == Step::Done {
+            return saga;
+        }
+        let answer = world.execute(&step);
+        saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
+        saga.handle_result(answer).unwrap();
+    }
+    panic!("{saga:?}");
+}
+
 // rows: R186
 #[test]
 fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
-    let withdrawn = |saga: &mut Saga, trades: &[u32]| {
-        let trades = trades.to_vec();
-        saga.handle_result(StepResult::Withdrawn { trades })
-    };
     let mut saga = Saga::new(3);
     saga.handle_result(StepResult::Posted).unwrap();
     let mut alone = saga.clone();
@@ -164,17 +179,7 @@ fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
     let mut world = World::new(3);
     world.posted = 1;
     world.left_out = [vec![2], vec![2]];
-    for n in 0.. {
-        let step = saga.next();
-        if step == Step::Done {
-            break;
-        }
-        let answer = world.execute(&step);
-        let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
-        kept.handle_result(answer).unwrap();
-        saga = kept;
-        assert!(n < 30);
-    }
+    let saga = finished(saga, &mut world);
     assert_eq!((world.moved, world.reversed), (vec![1, 0, 0], vec![1, 2]));
     assert_eq!(world.finalized[0].as_deref(), Some("0x1"));
     assert_eq!((saga.bust, saga.state), (vec![1, 2], State::Final));
@@ -204,10 +209,6 @@ fn r186_withdrawn_trades_are_bust_at_the_end_of_their_batch() {
 // rows: R186
 #[test]
 fn r186_a_trade_withdrawn_before_its_posting_is_bust_and_the_others_are_settled() {
-    let withdrawn = |saga: &mut Saga, trades: &[u32]| {
-        let trades = trades.to_vec();
-        saga.handle_result(StepResult::Withdrawn { trades })
-    };
     let mut saga = Saga::new(3);
     withdrawn(&mut saga, &[1]).unwrap();
     assert_eq!(
@@ -218,17 +219,7 @@ fn r186_a_trade_withdrawn_before_its_posting_is_bust_and_the_others_are_settled(
     let mut alone = saga.clone();
     let mut world = World::new(3);
     world.left_out = [vec![2], vec![2]];
-    for n in 0.. {
-        let step = saga.next();
-        if step == Step::Done {
-            break;
-        }
-        let answer = world.execute(&step);
-        let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
-        kept.handle_result(answer).unwrap();
-        saga = kept;
-        assert!(n < 30);
-    }
+    let saga = finished(saga, &mut world);
     assert_eq!((world.moved, world.reversed), (vec![1, 0, 0], vec![1, 2]));
     assert_eq!((saga.bust, saga.state), (vec![1, 2], State::Final));
     assert_eq!(

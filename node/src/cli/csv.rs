@@ -117,7 +117,7 @@ impl Column {
         }
     }
 
-    /// What a field stands for that proto3 JSON leaves out.
+    /// The default value of the field, which proto3 JSON omits.
     fn default(&self) -> &'static str {
         if self.field.supports_presence() || self.field.is_list() || self.field.is_map() {
             return "";
