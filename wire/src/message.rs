@@ -642,8 +642,9 @@ messages! {
             /// When the exchange journalled the positions, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Numbered. A trade reported by a `Fill` is bust: the chain has refused it for good, and
-        /// its operations are reversed. The order is not changed.
+        /// Numbered. A trade reported by a `Fill` is bust: the ledger or the chain has refused
+        /// it for good, and operations of it in the ledger are reversed. The order is not
+        /// changed.
         0x9b TradeBusted {
             /// Client order id of this order; 0 for none.
             client_order_id: u64,
