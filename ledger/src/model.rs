@@ -194,10 +194,12 @@ pub struct Hold {
     /// Original amount plus `added`.
     pub amount: Minor,
     pub remaining: Minor,
+    /// In a child less the amount netted against `released` ([`Self::add`]).
     pub added: Minor,
     /// Moved to children, less the amount netted against `returned` ([`Self::add_returned`]).
     pub split_off: Minor,
     pub consumed: Minor,
+    /// In a child less the netted amount.
     pub released: Minor,
     /// Returned by children, less the netted amount.
     pub returned: Minor,
@@ -238,7 +240,9 @@ impl Hold {
         self.remaining += amount;
     }
 
-    /// Adds to the hold itself. Nets `returned` against `split_off` if the sum would overflow.
+    /// Adds to the hold itself. Nets `returned` against `split_off` if the sum would overflow, and
+    /// in a child `released` against `added`: an order that is amended up and down returns money to
+    /// its parent each time.
     ///
     /// # Errors
     /// [`Refusal::Invalid`]: the equation would overflow 64 bits.
@@ -246,6 +250,13 @@ impl Hold {
         if !self.has_room_for(amount) {
             self.split_off -= self.returned;
             self.returned = Minor::ZERO;
+            // The market reads what a hold without a parent has released.
+            if self.terms.parent_hold_id.is_some() {
+                let netted = self.released.min(self.added);
+                self.released -= netted;
+                self.added -= netted;
+                self.amount -= netted;
+            }
         }
         if !self.has_room_for(amount) {
             return Err(Refusal::invalid("amount", "is out of range"));

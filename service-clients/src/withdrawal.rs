@@ -59,7 +59,7 @@ impl SealedBatch {
                 let trade = operation.external_ref.as_deref().unwrap_or_default();
                 format!("operation of trade {trade}")
             }
-            (None, Some(step)) => format!("hold {}", hold_of(step)),
+            (None, Some(step)) => self.describe(hold_of(step)),
             (None, None) => return CallError::Refused(status),
         };
         CallError::Refused(Status::with_details_and_metadata(
@@ -68,6 +68,19 @@ impl SealedBatch {
             status.details().to_vec().into(),
             status.metadata().clone(),
         ))
+    }
+
+    /// A hold with the first trade that it pays for.
+    fn describe(&self, hold_id: &str) -> String {
+        let mut operations = self.0.operations.iter();
+        let paid = operations.find(|of| {
+            let mut holds = of.postings.iter().map(|posting| posting.hold_id.as_deref());
+            holds.any(|paying| paying == Some(hold_id))
+        });
+        match paid.and_then(|paid| paid.operation.as_ref()?.external_ref.as_deref()) {
+            Some(trade) => format!("hold {hold_id} of trade {trade}"),
+            None => format!("hold {hold_id}, which pays for no trade of the batch"),
+        }
     }
 }
 
@@ -213,7 +226,8 @@ mod tests {
         let reason = "HOLD_AMOUNT_EXCEEDED";
         let short = rpc::status::with_metadata(code, reason, "too much", metadata);
         let located = batch.locate(CallError::Refused(short)).to_string();
-        assert!(located.ends_with(&format!("(hold {MAIN})")), "{located}");
+        let named = format!("(hold {MAIN} of trade t-1)");
+        assert!(located.ends_with(&named), "{located}");
         let field = "operations[0].postings[0].amount.amount";
         let invalid = rpc::status::invalid_argument(field, "is out of range");
         let located = batch.locate(CallError::Refused(invalid)).to_string();

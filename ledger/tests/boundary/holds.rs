@@ -534,6 +534,27 @@ async fn r228_a_hold_survives_turnover_above_64_bits() {
         let went = left(used).checked_add(of_children[0]).unwrap();
         assert_eq!(had, went, "turn {turn}");
     }
+    // An order that is amended up and down: its hold grows and returns money each time.
+    let amended = "amended".to_owned();
+    steps(vec![split_of(&amended, "1")]).await.unwrap();
+    for _ in 0..4 {
+        let grow = GrowHold {
+            hold_id: amended.clone(),
+            amount: amount(FINE, "4"),
+        };
+        steps(vec![Step::Grow(grow)]).await.unwrap();
+        let back = ReturnHold {
+            hold_id: amended.clone(),
+            amount: amount(FINE, "4"),
+            ..Default::default()
+        };
+        steps(vec![Step::ReturnToParent(back)]).await.unwrap();
+    }
+    let back = Step::ReturnToParent(ReturnHold {
+        hold_id: amended,
+        ..Default::default()
+    });
+    steps(vec![back]).await.unwrap();
     let rows = world.rows().await;
     audit(&rows, "after all turns").await;
     rows.close().await;
