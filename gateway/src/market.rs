@@ -14,7 +14,7 @@ use tonic::Status;
 use types::command::SetBudget;
 use types::{
     Amount, AssetIx, CFA_RUB, Command, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec,
-    Minor, NodeId, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
+    Minor, NodeId, Phase, RejectReason, Sequence, Side, Ticks, UserId, UserIx, subaccount,
 };
 
 use crate::acts::Acts;
@@ -103,6 +103,12 @@ impl Asset {
         self.instrument
             .as_ref()
             .map_or(MONEY_DECIMALS, |spec| spec.decimals)
+    }
+
+    /// True for units of an issue that has matured or is redeemed: its trading has ended for good.
+    pub fn is_matured(&self) -> bool {
+        self.instrument
+            .is_some_and(|spec| spec.phase == Phase::Matured)
     }
 
     pub fn subaccount(&self, user_id: &str) -> String {

@@ -9,9 +9,9 @@
 //! | of an order, funded but not used for `orphan_hold_age_ms` | closed |
 //! | trading hold without open orders, user blocked or long without a session | closed |
 //!
-//! An adopted hold becomes the user's trading hold if it was opened as one and the user has no
-//! other. Every other adopted hold is closed at once. The journal then knows its id, so that a late
-//! retry of the call that created it is refused.
+//! An adopted hold becomes the user's trading hold if it was opened as one, the user has no other,
+//! and it has no units of a matured issue. Every other adopted hold is closed at once. The journal
+//! then knows its id, so that a late retry of the call that created it is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,6 +143,7 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     let (user_id, asset) = (name.user_id, market.asset(name.instrument_id).await?);
     let user = market.bind_user(user_id).await?;
     let is_trading = hold.reason.starts_with(funding::TRADING_REASON)
+        && !asset.is_matured()
         && market.default_hold(user, asset.ix).await?.is_none();
     let kind = match is_trading {
         true => HoldKind::Trading,

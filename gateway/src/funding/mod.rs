@@ -8,6 +8,9 @@
 //! The ledger releases only after settlement has posted every trade up to that record. After a
 //! crash between the two steps, the amounts that ledger and journal have recorded determine the
 //! second step. Both steps are idempotent, and the sweeper repeats them.
+//!
+//! No units of a matured issue enter a hold: its redemption would have to release them. What a hold
+//! has can always be taken out.
 
 mod abandoned;
 mod purchases;
@@ -22,7 +25,7 @@ use sequencer::SubmitError;
 use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
-use types::RejectReason::{DuplicateRequest, HoldInUse};
+use types::RejectReason::{DuplicateRequest, HoldInUse, InstrumentMatured};
 use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, derived};
 use uuid::Uuid;
 
@@ -53,8 +56,8 @@ pub const TRADING_REASON: &str = "Trading hold";
 /// Opens the trading hold of an asset. Returns the hold if the same call has opened it before.
 ///
 /// # Errors
-/// ALREADY_EXISTS if the user has another trading hold for the asset; the refusal of
-/// [`check_purchases`].
+/// ALREADY_EXISTS if the user has another trading hold for the asset; INSTRUMENT_MATURED for units
+/// of a matured issue; the refusal of [`check_purchases`].
 pub async fn open(
     market: &Market,
     context: &Context,
@@ -97,6 +100,7 @@ async fn open_locked(
             "Trading hold already exists",
         ));
     }
+    check_not_matured(market, asset.ix)?;
     let own_id = Some(new.hold_id);
     check_purchases(market, context, user_id, asset, own_id, new.amount).await?;
     let subaccount_id = asset.subaccount(user_id);
@@ -123,6 +127,18 @@ async fn open_locked(
     let kind = HoldKind::Trading;
     let hold = sync_funding(market, user, asset, kind, &hold, new.key_hash).await?;
     view(market, hold).await
+}
+
+/// Accepts money, and units of an issue that has not matured as of the replica's position. An issue
+/// that matures meanwhile has the units in its holds released by its redemption.
+///
+/// # Errors
+/// FAILED_PRECONDITION `INSTRUMENT_MATURED`.
+fn check_not_matured(market: &Market, asset: AssetIx) -> Result<(), Status> {
+    match market.asset_of(asset).is_matured() {
+        true => Err(refusal::refused(&InstrumentMatured.into())),
+        false => Ok(()),
+    }
 }
 
 /// Attempts to change a hold while concurrent changes interfere.
@@ -283,7 +299,8 @@ pub async fn ensure_covered(
 /// lock.
 ///
 /// # Errors
-/// The refusals of [`check_purchases`] and of the ledger.
+/// INSTRUMENT_MATURED for units of a matured issue; the refusals of [`check_purchases`] and of the
+/// ledger.
 pub async fn grow(
     market: &Market,
     context: &Context,
@@ -293,6 +310,7 @@ pub async fn grow(
     key: &str,
     key_hash: Id128,
 ) -> Result<(), Status> {
+    check_not_matured(market, asset.ix)?;
     let user_id = user_id(market, balance.user);
     check_purchases(market, context, &user_id, asset, None, amount).await?;
     let key = format!("grow:{}:{key}", balance.hold_id);

@@ -6,6 +6,7 @@ use sqlx::Connection;
 use tonic::Code;
 use wire::ServerMessage;
 
+use crate::holds::mature;
 use crate::orders::text;
 use crate::world::*;
 
@@ -369,22 +370,7 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         .await
         .unwrap();
     assert_eq!(open.status(), OrderStatus::Open);
-    let mut matured = bond("BOND-2");
-    matured.status = proto::cfa::v1::InstrumentStatus::Matured.into();
-    world.registry.list(matured);
-    let updated = proto::cfa::v1::InstrumentUpdatedEvent {
-        context: context("u"),
-        instrument_id: "BOND-2".into(),
-        ..Default::default()
-    };
-    publish(
-        &world,
-        events::topics::CFA,
-        "k",
-        "dfa.cfa.v1.InstrumentUpdatedEvent",
-        updated.encode_to_vec(),
-    )
-    .await;
+    mature(&world, "BOND-2").await;
     world.until_ended(&open).await;
     let ended = world.order(&open.order_id).await.unwrap();
     assert_eq!(

@@ -10,6 +10,22 @@ use types::Sequence;
 use crate::doubles::ReleaseLatch;
 use crate::world::*;
 
+/// Sets an instrument to matured in the registry, and publishes the change.
+pub async fn mature(world: &World, instrument_id: &str) {
+    world.registry.list(proto::cfa::v1::Instrument {
+        status: proto::cfa::v1::InstrumentStatus::Matured.into(),
+        ..bond(instrument_id)
+    });
+    let updated = proto::cfa::v1::InstrumentUpdatedEvent {
+        context: context("u"),
+        instrument_id: instrument_id.to_owned(),
+        ..Default::default()
+    };
+    let type_name = "dfa.cfa.v1.InstrumentUpdatedEvent";
+    let payload = updated.encode_to_vec();
+    publish(world, events::topics::CFA, "k", type_name, payload).await;
+}
+
 fn figures(hold: &TradingHold) -> (String, String) {
     let text = |value: &Option<proto::common::v1::Decimal>| value.clone().unwrap().value;
     (text(&hold.undrawn), text(&hold.drawn))
@@ -37,6 +53,32 @@ async fn close(world: &World, user: &str, hold_id: &str) -> Result<TradingHold, 
     };
     let answer = world.trader(user).close_trading_hold(request).await?;
     Ok(answer.into_inner().trading_hold.unwrap())
+}
+
+/// Creates a hold of the market that the journal does not know, as a crash leaves it.
+async fn ledger_hold(
+    world: &mut World,
+    (user_id, instrument_id): (&str, &str),
+    amount: &str,
+    reason: &str,
+) -> String {
+    let hold = books::Hold {
+        hold_id: unique(),
+        subaccount_id: format!("{user_id}:{instrument_id}"),
+        amount: Some(proto::common::v1::MonetaryAmount {
+            currency_code: instrument_id.into(),
+            amount: decimal(amount),
+        }),
+        reason: reason.into(),
+        owner: "market".into(),
+        ..Default::default()
+    };
+    let request = books::CreateHoldRequest {
+        context: context(&unique()),
+        hold: Some(hold),
+    };
+    let created = world.ledger.create_hold(request).await.unwrap();
+    created.into_inner().hold.unwrap().hold_id
 }
 
 /// Waits until `amount` of ann's money is on hold in the ledger.
@@ -358,30 +400,7 @@ async fn the_sweeper_repairs_what_a_crash_left_between_ledger_and_journal() {
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "1000", "0").await;
     let mut orphan = async |reason: &str, amount: &str| {
-        let hold = books::Hold {
-            hold_id: unique(),
-            subaccount_id: "ann:CFA-RUB".into(),
-            amount: Some(proto::common::v1::MonetaryAmount {
-                currency_code: "CFA-RUB".into(),
-                amount: decimal(amount),
-            }),
-            reason: reason.into(),
-            owner: "market".into(),
-            ..Default::default()
-        };
-        let request = books::CreateHoldRequest {
-            context: context(&unique()),
-            hold: Some(hold),
-        };
-        world
-            .ledger
-            .create_hold(request)
-            .await
-            .unwrap()
-            .into_inner()
-            .hold
-            .unwrap()
-            .hold_id
+        ledger_hold(&mut world, ("ann", "CFA-RUB"), amount, reason).await
     };
     let of_order = orphan("Order of request k", "100").await;
     let trading = orphan("Trading hold t", "300").await;
@@ -604,5 +623,64 @@ async fn f35_money_for_purchases_stays_within_the_rest_of_the_yearly_limit() {
     // Units to sell and the money of a qualified investor have no such limit.
     world.open_hold("ann", BOND, "10").await;
     world.open_hold("bob", "CFA-RUB", "900").await;
+    world.stop().await;
+}
+
+/// Units in a hold would have to be released before the redemption of their issue.
+// rows: R097 R102
+#[tokio::test]
+async fn r102_no_units_of_a_matured_issue_enter_a_trading_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.orphan_hold_age_ms = 0;
+    settings.gateway.sweep_interval_ms = 3_600_000;
+    let mut world = World::with(folder.path(), settings).await;
+    for user in ["ann", "bob", "cid"] {
+        world.user(user, "1000", "10").await;
+    }
+    let hold = world.open_hold("ann", BOND, "4").await;
+    mature(&world, BOND).await;
+    let replica = world.replica();
+    until_true("the market knows of the maturity", async || {
+        let spec = replica.names().find_instrument(types::InstrumentIx(0));
+        spec.is_some_and(|spec| spec.phase == types::Phase::Matured)
+    })
+    .await;
+
+    let matured = (
+        Code::FailedPrecondition,
+        "Instrument is not traded now".to_owned(),
+        "INSTRUMENT_MATURED".to_owned(),
+    );
+    let open = OpenTradingHoldRequest {
+        context: context(&unique()),
+        user_id: "bob".into(),
+        instrument_id: BOND.into(),
+        amount: decimal("1"),
+    };
+    let opened = world.trader("bob").open_trading_hold(open).await;
+    assert_eq!(refused(opened.unwrap_err()), matured);
+    assert_eq!(world.balance("bob", BOND).await.2, "10");
+    let more = adjust(&world, "ann", &hold.hold_id, "5").await;
+    assert_eq!(refused(more.unwrap_err()), matured);
+    // A repeat of the call that opened the hold returns it. Less is never refused.
+    world.open_hold("ann", BOND, "4").await;
+    let less = adjust(&world, "ann", &hold.hold_id, "1").await.unwrap();
+    assert_eq!(figures(&less).0, "1");
+    let closed = close(&world, "ann", &hold.hold_id).await.unwrap();
+    assert_eq!(closed.status(), TradingHoldStatus::Closed);
+    world.settled().await;
+    assert_eq!(world.balance("ann", BOND).await.2, "10");
+    // Money may be held as before.
+    world.open_hold("bob", "CFA-RUB", "100").await;
+
+    // The hold of a call that a crash interrupted is released.
+    ledger_hold(&mut world, ("cid", BOND), "3", "Trading hold t").await;
+    assert_eq!(world.balance("cid", BOND).await.2, "7");
+    world.gateway.sweep().await.unwrap();
+    world.settled().await;
+    world.gateway.sweep().await.unwrap();
+    assert_eq!(world.balance("cid", BOND).await.2, "10");
+    assert!(world.trading_holds("cid").await.is_empty());
     world.stop().await;
 }
