@@ -65,6 +65,7 @@ pub use acts::{sealed_store, verify_audit};
 pub use config::GatewayConfig;
 pub use front::report::message as session_message;
 pub use identity::LimitBasis;
+pub use projection::verify::{HistoryCheck, verify_history};
 pub use start::{GatewayDeps, GatewayHandle, published_through, start};
 
 /// Operational failures of the gateway. A refused call or request is never one of these.

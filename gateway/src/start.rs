@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The gateway's store in its data folder.
-const FILE: &str = "market.db";
+pub const FILE: &str = "market.db";
 /// Time limit for all workers together to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
 /// Pause between attempts to import the instrument registry.

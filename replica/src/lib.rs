@@ -14,7 +14,7 @@
 //! | `live` | the thread and its handle for other threads |
 //! | `hub`, `follower` | followers: one queue each; a follower that lags reads from files |
 //! | `catch_up` | a temporary replica, started from a checkpoint |
-//! | `offline` | writes a checkpoint of a stopped node's journal |
+//! | `offline` | replays a journal from its files; writes a checkpoint of a stopped node |
 //!
 //! Architecture invariants:
 //!
@@ -39,6 +39,6 @@ pub use follower::Follower;
 pub use image::{Checkpoint, SessionPosition, restore};
 pub use live::{LiveReplica, PART, Replica};
 pub use names::{HoldName, Names};
-pub use offline::{SnapshotError, snapshot};
+pub use offline::{SnapshotError, earliest_state, replay, snapshot};
 pub use state::{Differs, State};
 pub use types::command::Cause;

@@ -7,8 +7,8 @@ use types::{Decimal, Handle, Sequence};
 use super::stored_order;
 use crate::market::Market;
 use crate::projection::batch::{OrderChange, limit_price};
+use crate::projection::repo;
 use crate::projection::rows::OrderRow;
-use crate::projection::{micros, repo};
 use crate::refusal;
 
 /// An order to cancel or to amend. Price and quantity may be out of date.
@@ -93,35 +93,21 @@ pub async fn row(
     client_order_id: Option<&str>,
 ) -> Result<OrderRow, Status> {
     let names = market.replica.names();
-    let spec = names.instrument(order.instrument);
-    let user_id = names.user(order.user).to_string();
     let client_order_id = match client_order_id {
         Some(text) => text.to_owned(),
-        None => client_order_text(market, &user_id, order.client_order_id).await?,
+        None => {
+            let user_id = names.user(order.user);
+            client_order_text(market, user_id.as_str(), order.client_order_id).await?
+        }
     };
-    let terms = &order.terms;
-    Ok(OrderRow {
-        order_id: order.id.to_string(),
-        user_id,
-        instrument_id: spec.id.to_string(),
-        side: order.side,
-        order_type: terms.order_type,
-        time_in_force: terms.time_in_force,
-        post_only: terms.post_only,
-        stp: terms.stp,
-        expires_at_us: micros(terms.expire_at_ns),
-        price: limit_price(terms.order_type, order.price).map(|price| spec.price(price)),
-        quantity: spec.quantity(order.quantity),
-        filled: spec.quantity(order.filled),
-        value_minor: order.fill_totals.value_minor.0,
-        status: order.status,
-        cancel_reason: reason.to_owned(),
-        client_order_id,
-        engine_order_id: order.handle.engine_id(),
-        sequence: order.sequence.get(),
-        created_at_us: micros(order.created_ns),
-        updated_at_us: micros(updated_ns),
-    })
+    let change = OrderChange {
+        sequence: order.sequence,
+        is_new: false,
+        order,
+        updated_ns,
+        reason,
+    };
+    Ok(change.row(names, client_order_id))
 }
 
 /// The text of a client order id, or its number if a session sent it. Empty for none.

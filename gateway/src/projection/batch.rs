@@ -1,9 +1,12 @@
 //! Rows of the history that a batch of records changes. Borrows from the records: copies no order
 //! and no text.
 
-use replica::{Applied, Batch, Cause, Effect, Order, Trade};
+use replica::{Applied, Batch, Cause, Effect, Names, Order, Trade};
 use types::command::RequestKind;
 use types::{Handle, Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks};
+
+use super::micros;
+use super::rows::OrderRow;
 
 /// An order after the last record of a batch.
 #[derive(Clone, Copy)]
@@ -155,6 +158,34 @@ impl<'a> OrderChange<'a> {
         rows.add(applied);
         let mut changes = rows.orders.into_iter();
         changes.rfind(|change| change.order.handle == handle)
+    }
+
+    /// The order's row after the change. `client_order_id`: as in [`OrderRow`].
+    pub fn row(&self, names: &Names, client_order_id: String) -> OrderRow {
+        let order = self.order;
+        let (spec, terms) = (names.instrument(order.instrument), &order.terms);
+        OrderRow {
+            order_id: order.id.to_string(),
+            user_id: names.user(order.user).to_string(),
+            instrument_id: spec.id.to_string(),
+            side: order.side,
+            order_type: terms.order_type,
+            time_in_force: terms.time_in_force,
+            post_only: terms.post_only,
+            stp: terms.stp,
+            expires_at_us: micros(terms.expire_at_ns),
+            price: limit_price(terms.order_type, order.price).map(|price| spec.price(price)),
+            quantity: spec.quantity(order.quantity),
+            filled: spec.quantity(order.filled),
+            value_minor: order.fill_totals.value_minor.0,
+            status: self.status(),
+            cancel_reason: self.reason.to_owned(),
+            client_order_id,
+            engine_order_id: order.handle.engine_id(),
+            sequence: order.sequence.get(),
+            created_at_us: micros(order.created_ns),
+            updated_at_us: micros(self.updated_ns),
+        }
     }
 
     pub fn status(&self) -> OrderStatus {

@@ -10,6 +10,7 @@
 pub mod batch;
 pub mod repo;
 pub mod rows;
+pub mod verify;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -9,6 +9,7 @@ use client::{Error, LoginOptions};
 use journal::Snapshots;
 use sequencer::SnapshotConfig;
 use sequencer::inspect::Folder;
+use sqlx::Connection;
 use testkit::{PATIENCE, Registry, ServiceDoubles};
 use types::{RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
@@ -305,6 +306,44 @@ async fn r343_a_client_that_lacks_removed_messages_gets_messages_removed() {
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
     assert_eq!(next_numbered(&mut of_ann).await.sequence, 2 * ORDERS + 1);
     world.stop().await;
+}
+
+/// The rows of commands that the journal no longer has are counted, and open orders compared.
+// rows: R188
+#[tokio::test]
+async fn r188_the_history_is_compared_with_a_truncated_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), truncating()).await;
+    world.place(sell("bob", "500", "1")).await.unwrap();
+    trade(&world, 1, 0).await;
+    world.settled().await;
+    world.stop().await;
+    let config = gateway::GatewayConfig {
+        data_dir: folder.path().join("gateway"),
+        ..gateway::GatewayConfig::default()
+    };
+    let journal = folder.path().join("journal");
+    let verified = gateway::verify_history(&config, &journal).await.unwrap();
+    assert_eq!(verified.findings, Vec::<String>::new());
+    let is_removed = |text: &&String| text.ends_with("which the journal no longer has");
+    let removed = verified.not_compared.iter().filter(is_removed).count();
+    assert!(removed > 0, "{:?}", verified.not_compared);
+
+    // The first order is open since before the journal's beginning.
+    let store = config.data_dir.join("market.db");
+    let url = format!("sqlite://{}", store.display());
+    let mut db = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    let alter = "UPDATE orders SET quantity = quantity + 1 \
+         WHERE sequence = (SELECT MIN(sequence) FROM orders)";
+    sqlx::query(alter).execute(&mut db).await.unwrap();
+    db.close().await.unwrap();
+    let verified = gateway::verify_history(&config, &journal).await.unwrap();
+    assert_eq!(verified.findings.len(), 1, "{:?}", verified.findings);
+    let found = &verified.findings[0];
+    assert!(
+        found.starts_with("orders ") && found.ends_with(": changed"),
+        "{found}"
+    );
 }
 
 /// Of requests that are resent together, those that the journal still has get their first answers.

@@ -150,6 +150,12 @@ async fn no_statement_scans_a_table() {
     issue(&world).await;
     acts(&world).await;
     world.stop().await;
+    let config = gateway::GatewayConfig {
+        data_dir: folder.path().join("gateway"),
+        ..gateway::GatewayConfig::default()
+    };
+    let verified = gateway::verify_history(&config, &folder.path().join("journal")).await;
+    assert_eq!(verified.unwrap().findings, Vec::<String>::new());
 
     let stores = ["market.db", "acts.db"].map(|file| folder.path().join("gateway").join(file));
     let explained = plans::explain(&[&stores[0], &stores[1]]).await;
@@ -178,6 +184,14 @@ async fn no_statement_scans_a_table() {
         "UPDATE projection SET sequence",
         "FROM positions WHERE user_id =",
         "FROM listed WHERE instrument_id =",
+        "SELECT sequence FROM orders WHERE sequence > $1 AND sequence <= $2",
+        "WHERE o.sequence IN (SELECT value FROM json_each($1))",
+        "WHERE t.id > $1 AND t.id <= $2",
+        "FROM json_each($1) k CROSS JOIN answers a",
+        "SELECT COUNT(*) FROM orders WHERE sequence > $1",
+        "SELECT COUNT(*) FROM trades WHERE id <= $1",
+        "FROM users u WHERE u.user > $1",
+        "FROM instruments i WHERE i.instrument > $1",
         "INSERT INTO inbox",
         "FROM outbox WHERE position >",
         "UPDATE feed SET sequence",

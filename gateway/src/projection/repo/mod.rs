@@ -5,9 +5,11 @@
 //! |---|---|
 //! | `mod` | the store, lookups by public id, lists |
 //! | `requests` | data outside the journal: requests, positions, registry status, feed position |
+//! | `verify` | reads of the full check |
 //! | `writer` | writes of a batch of records |
 
 mod requests;
+pub mod verify;
 pub mod writer;
 
 #[cfg(test)]

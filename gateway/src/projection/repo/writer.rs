@@ -279,11 +279,11 @@ impl Units {
 }
 
 /// Index of a trade among its command's events, decoded from the public id.
-fn index(trade: &Trade) -> u32 {
+pub(super) fn index(trade: &Trade) -> u32 {
     derived::trade_index(trade.id).expect("a trade id has an index")
 }
 
-fn signed(number: u64) -> i64 {
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("sequences and times have 63 bits")
 }
 

@@ -1,36 +1,16 @@
-//! The full check of `platform proof --full`: every row of every store, read from the files of this
-//! data folder. Read-only, with or without a running platform.
-//!
-//! | part | finds |
-//! |---|---|
-//! | rows | a row that was changed, added or deleted past its service ([`events::seal`]) |
-//! | ledger | the first bad block, posting, balance, hold or audit record (`ledger::verify`) |
-//! | audit records | the first bad record in the chain of each other service |
-//! | operations | a ledger operation that differs from cfa's, a trade that only one of them has |
-//! | registry | contradictions in the holder registry, times other than those of the chain |
-//! | anchors | a block or audit record that differs from what was signed and sent to the chain |
-//!
-//! The registry and the ledger are compared with the chain by the proof, over public calls. The
-//! times of the registry are compared with the blocks of the embedded chain. A remote chain is not
-//! in the files: an altered time is then found only if it contradicts another row.
+//! Compares the ledger's operations with the CFA service's operations and trades, both ways.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use cfa::{OperationRecord, OperationRecords};
-use events::SealedStore;
-use events::audit::Verified;
-use ledger::{Heads, ReferencedOperation, ReferencedOperations};
-use rpc::Context as CallContext;
-use serde::Serialize;
-use service_clients::CfaClient;
-use service_clients::cfa::Anchor;
+use ledger::{ReferencedOperation, ReferencedOperations};
 use types::{CFA_RUB, Id128, NodeId, OperationType, derived};
 
+use super::{FINDINGS_MAX, PartCheck};
 use crate::config::Config;
-use crate::manifest;
 
 /// Attempts at an operation that differs, and the pause between them: the two stores are read one
 /// after the other.
@@ -39,245 +19,12 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// Longest delivery of the event by which a redemption of CFA-RUB becomes final in the ledger, in
 /// microseconds.
 const EVENT_US: i64 = 600_000_000;
-/// Findings per part.
-const FINDINGS_MAX: usize = 100;
-/// Blocks of the embedded chain that are read at once.
-const BLOCKS: usize = 1_000;
 
-/// Result of the full check.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Checked {
-    /// Without a finding.
-    pub ok: bool,
-    pub parts: Vec<PartCheck>,
-    /// Rows of all parts.
-    pub rows: u64,
-    pub elapsed_ms: u64,
-    pub rows_per_s: u64,
-}
-
-/// One part of the check.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PartCheck {
-    /// `rows of <store>`, `ledger`, `audit records`, `operations` or `registry`.
-    pub name: String,
-    pub rows: u64,
-    pub findings: Vec<String>,
-}
-
-/// Compares the anchors on the chain with the ledger's file. Needs a running platform, which reads
-/// the chain.
-///
-/// # Errors
-/// The platform does not answer, the ledger or the public key cannot be read.
-pub async fn anchors(cfa: &CfaClient, config: &Config) -> anyhow::Result<PartCheck> {
-    let listed = cfa.anchors(&CallContext::new("proof")).await;
-    let listed = listed.context("anchors")?;
-    let public_key = cfa::anchor::public_key(&config.cfa.data_dir)?;
-    let mut heads = Heads::open(&config.ledger).await.context("ledger")?;
-    let mut part = PartCheck {
-        name: "anchors".to_owned(),
-        rows: listed.len() as u64,
-        ..PartCheck::default()
-    };
-    // The newest may not be in a final block yet.
-    let is_final =
-        |anchor: &&Anchor| anchor.number < listed.len() as u64 || !anchor.on_chain.is_empty();
-    for anchor in listed.iter().filter(is_final) {
-        if let Some(fault) = anchor_fault(anchor, &public_key, &mut heads).await? {
-            part.findings
-                .push(format!("anchor {}: {fault}", anchor.number));
-        }
-    }
-    heads.close().await.context("ledger")?;
-    Ok(part)
-}
-
-async fn anchor_fault(
-    anchor: &Anchor,
-    public_key: &[u8],
-    heads: &mut Heads,
-) -> anyhow::Result<Option<String>> {
-    if anchor.on_chain.is_empty() {
-        let text = format!("transaction {} is not final on the chain", anchor.tx_hash);
-        return Ok(Some(text));
-    }
-    if anchor.on_chain != anchor.data {
-        let text = format!(
-            "transaction {} has other bytes on the chain",
-            anchor.tx_hash
-        );
-        return Ok(Some(text));
-    }
-    let data = hex::decode(&anchor.on_chain).unwrap_or_default();
-    let Some(signed) = cfa::anchor::Anchor::read(&data, public_key) else {
-        return Ok(Some("not signed by the key of this data folder".to_owned()));
-    };
-    let block = heads.block_hash(signed.block).await.context("ledger")?;
-    if block != Some(hex::encode(signed.hash)) {
-        let text = format!(
-            "block {} of the ledger has another hash, or is missing",
-            signed.block
-        );
-        return Ok(Some(text));
-    }
-    if signed.record > 0 {
-        let record = heads.record_hash(signed.record).await.context("ledger")?;
-        if record != Some(hex::encode(signed.record_hash)) {
-            let text = format!(
-                "audit record {} has another hash, or is missing",
-                signed.record
-            );
-            return Ok(Some(text));
-        }
-    }
-    Ok(None)
-}
-
-impl Checked {
-    /// Adds a part that was checked elsewhere.
-    pub fn add(&mut self, part: PartCheck) {
-        self.ok &= part.findings.is_empty();
-        self.rows += part.rows;
-        self.parts.push(part);
-    }
-
-    /// # Errors
-    /// There are findings.
-    pub fn result(&self) -> anyhow::Result<()> {
-        let findings: usize = self.parts.iter().map(|part| part.findings.len()).sum();
-        anyhow::ensure!(
-            findings == 0,
-            "{findings} rows of the stores differ from what was written"
-        );
-        Ok(())
-    }
-}
-
-/// Stores with sealed rows of a configuration. The bank and the development chain stand in for
-/// outside systems, the market's history and the event log are copies of the journal and of events.
-pub fn sealed_stores(config: &Config) -> Vec<SealedStore> {
-    let mut stores = vec![
-        cfa::sealed_store(&config.cfa),
-        payments::sealed_store(&config.payments),
-        sandbox::identity::sealed_store(&config.identity),
-        settlement::sealed_store(&config.settlement),
-        gateway::sealed_store(&config.market),
-        chain::sealed_store(&config.chain),
-    ];
-    stores.extend(ledger::sealed_store(&config.ledger));
-    if config.approvals.url.is_empty() {
-        stores.push(approvals::sealed_store(&config.approvals));
-    }
-    stores
-}
-
-/// Checks every row of the stores of this configuration.
-///
-/// # Errors
-/// The data folder is none of the platform. A store cannot be read.
-pub async fn full(config: &Config) -> anyhow::Result<Checked> {
-    manifest::require(&config.data_dir)?;
-    let began = Instant::now();
-    let mut parts = Vec::new();
-    for store in sealed_stores(config) {
-        parts.push(sealed_rows(&store).await?);
-    }
-    parts.push(ledger_rows(config).await?);
-    parts.push(audit_chains(config).await?);
-    parts.push(operations(config).await?);
-    parts.push(registry(config).await?);
-    let elapsed = began.elapsed();
-    let rows = parts.iter().map(|part| part.rows).sum::<u64>();
-    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-    Ok(Checked {
-        ok: parts.iter().all(|part| part.findings.is_empty()),
-        parts,
-        rows,
-        elapsed_ms,
-        rows_per_s: rows.saturating_mul(1_000) / elapsed_ms.max(1),
-    })
-}
-
-async fn sealed_rows(store: &SealedStore) -> anyhow::Result<PartCheck> {
-    let checked = events::seal::check(store).await;
-    let checked = checked.with_context(|| format!("rows of {}", store.path.display()))?;
-    let altered = checked.altered.iter().take(FINDINGS_MAX);
-    Ok(PartCheck {
-        name: format!("rows of {}", store.name),
-        rows: checked.rows,
-        findings: altered.map(ToString::to_string).collect(),
-    })
-}
-
-async fn ledger_rows(config: &Config) -> anyhow::Result<PartCheck> {
-    let verified = ledger::verify(&config.ledger).await.context("ledger")?;
-    let rows = [
-        verified.blocks,
-        verified.operations,
-        verified.postings,
-        verified.sub_accounts,
-        verified.holds,
-        verified.audit_records,
-    ];
-    Ok(PartCheck {
-        name: "ledger".to_owned(),
-        rows: rows.iter().sum(),
-        findings: verified.fault.iter().map(ToString::to_string).collect(),
-    })
-}
-
-/// A service's name, and its checked audit records.
-pub type Records = (&'static str, Verified);
-
-/// Checks the chains of audit records of the services other than the ledger (D34).
+/// Compares all operations.
 ///
 /// # Errors
 /// A store cannot be read.
-pub async fn audit_records(config: &Config) -> anyhow::Result<Vec<Records>> {
-    let of = |service: &'static str| move || format!("audit records of {service}");
-    let payments = payments::verify_audit(&config.payments).await;
-    let identity = sandbox::identity::verify_audit(&config.identity).await;
-    let approvals = approvals::verify_audit(&config.approvals).await;
-    let cfa = cfa::verify_audit(&config.cfa).await;
-    let settlement = settlement::verify_audit(&config.settlement).await;
-    let market = gateway::verify_audit(&config.market).await;
-    Ok(vec![
-        ("payments", payments.with_context(of("payments"))?),
-        ("identity", identity.with_context(of("identity"))?),
-        ("approvals", approvals.with_context(of("approvals"))?),
-        ("cfa", cfa.with_context(of("cfa"))?),
-        ("settlement", settlement.with_context(of("settlement"))?),
-        ("market", market.with_context(of("market"))?),
-    ])
-}
-
-/// The first record that does not continue its chain.
-pub fn broken(records: &[Records]) -> Option<String> {
-    records.iter().find_map(|(service, verified)| {
-        let broken = verified.broken.as_ref()?;
-        Some(format!(
-            "{service}, audit record {}: {}, expected {}, found {}",
-            broken.sequence, broken.differs, broken.expected, broken.found
-        ))
-    })
-}
-
-/// The audit records of the services other than the ledger, whose part has its own.
-async fn audit_chains(config: &Config) -> anyhow::Result<PartCheck> {
-    let records = audit_records(config).await?;
-    Ok(PartCheck {
-        name: "audit records".to_owned(),
-        rows: records.iter().map(|(_, verified)| verified.records).sum(),
-        findings: records
-            .iter()
-            .filter_map(|one| broken(std::slice::from_ref(one)))
-            .collect(),
-    })
-}
-
-/// Compares the ledger's operations with the CFA service's operations and trades, both ways.
-async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
+pub async fn check(config: &Config) -> anyhow::Result<PartCheck> {
     let mut earlier = Earlier::read(config).await?;
     let opened = ReferencedOperations::open(&config.ledger).await;
     let mut ledger = opened.context("ledger")?;
@@ -314,7 +61,11 @@ async fn operations(config: &Config) -> anyhow::Result<PartCheck> {
     Ok(part)
 }
 
-async fn operation_records(config: &Config) -> anyhow::Result<OperationRecords> {
+/// Opens the records of the CFA service.
+///
+/// # Errors
+/// The file cannot be opened.
+pub async fn operation_records(config: &Config) -> anyhow::Result<OperationRecords> {
     let path = cfa::sealed_store(&config.cfa).path;
     let opened = OperationRecords::open(&path).await;
     opened.with_context(|| path.display().to_string())
@@ -343,24 +94,26 @@ impl Earlier {
         })
     }
 
-    /// Operations of these, which are not final, that the CFA service has as final.
+    /// Operations of these, which are not final, that the CFA service has as final, and steps with
+    /// the transaction that they get when they become final.
     async fn set_back(&mut self, page: &[ReferencedOperation]) -> anyhow::Result<Vec<String>> {
         if page.is_empty() {
             return Ok(Vec::new());
         }
         let references: Vec<&str> = page.iter().map(|one| one.reference.as_str()).collect();
         let found = self.records.find(&references).await.context("cfa")?;
-        let is_set_back = |one: &&ReferencedOperation| {
-            found.get(&one.reference).is_some_and(|record| {
-                record.is_final && is_of(one, record) && !self.is_in_flight(record)
-            })
+        let fault = |one: &ReferencedOperation| match found.get(&one.reference) {
+            Some(record) => {
+                let is_final = record.is_final && is_of(one, record) && !self.is_in_flight(record);
+                is_final.then_some("final at the CFA service")
+            }
+            None => (is_step(one) && !one.tx_hash.is_empty()).then_some("has a final transaction"),
         };
-        let set_back = page.iter().filter(is_set_back);
-        Ok(set_back
-            .map(|one| {
-                let id = &one.operation_id;
-                format!("operation {id}: final at the CFA service, not final in the ledger")
-            })
+        let faults = page
+            .iter()
+            .filter_map(|one| Some((&one.operation_id, fault(one)?)));
+        Ok(faults
+            .map(|(id, why)| format!("operation {id}: {why}, not final in the ledger"))
             .collect())
     }
 
@@ -481,6 +234,8 @@ async fn unknown_transactions(
 enum Difference {
     /// No submission has its transaction.
     UnknownTransaction(String),
+    /// A final step without a transaction.
+    NoTransaction,
     /// A trade that the CFA service does not have.
     NoTrade,
     NotFinal,
@@ -503,6 +258,7 @@ impl fmt::Display for Difference {
             Self::UnknownTransaction(hash) => {
                 write!(f, "transaction {hash} was never submitted to the chain")
             }
+            Self::NoTransaction => write!(f, "final without a transaction"),
             Self::NoTrade => write!(f, "no trade at the CFA service"),
             Self::NotFinal => write!(f, "final in the ledger, not final at the CFA service"),
             Self::Transaction(cfa, ledger) => {
@@ -545,6 +301,19 @@ fn is_of_trade(one: &ReferencedOperation) -> bool {
     matches!(one.kind, Some(TradeBuy | TradeSell | Fee))
 }
 
+/// Whether an operation funds a distribution or is a step of a placement. The CFA service stores no
+/// operation for these. They get their transaction when they become final.
+fn is_step(one: &ReferencedOperation) -> bool {
+    let id = one.operation_id.as_str();
+    let is_of_placement = id.starts_with("placement:")
+        && [":mint", ":pay", ":burn"]
+            .iter()
+            .any(|step| id.ends_with(step));
+    // The next attempts end with their number.
+    let is_funding = id.ends_with(":fund") || id.contains(":fund:try-");
+    id == one.reference && (is_of_placement || is_funding)
+}
+
 /// How a final operation differs.
 fn fault(
     one: &ReferencedOperation,
@@ -555,6 +324,9 @@ fn fault(
     let Some(record) = record else {
         if has_transaction && is_of_trade(one) {
             return Some(Difference::NoTrade);
+        }
+        if !has_transaction && is_step(one) {
+            return Some(Difference::NoTransaction);
         }
         let is_unknown = unknown.contains(&one.tx_hash);
         return is_unknown.then(|| Difference::UnknownTransaction(one.tx_hash.clone()));
@@ -608,67 +380,6 @@ fn amount_fault(one: &ReferencedOperation, instrument_id: &str, cfa: i64) -> Opt
         cfa,
         ledger,
     })
-}
-
-async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
-    let mut records = operation_records(config).await?;
-    let (rows, found) = records.check_registry().await.context("holder registry")?;
-    let times = records.block_times().await.context("holder registry")?;
-    records.close().await.context("cfa")?;
-    let mut findings: Vec<String> = found
-        .into_iter()
-        .map(|(table, token, place)| format!("{table} of token {token}: {place} contradicts"))
-        .collect();
-    // A remote chain is not in a file.
-    if config.chain.rpc_url.is_none() {
-        findings.extend(other_times(config, &times).await?);
-    }
-    findings.truncate(FINDINGS_MAX);
-    Ok(PartCheck {
-        name: "registry".to_owned(),
-        rows,
-        findings,
-    })
-}
-
-/// Blocks of the registry that the embedded chain does not have, or has with another time. No other
-/// row confirms the time of a transfer of a holder to itself.
-async fn other_times(config: &Config, times: &[(u64, i64)]) -> anyhow::Result<Vec<String>> {
-    let mut found = Vec::new();
-    for page in times.chunks(BLOCKS) {
-        let numbers: Vec<u64> = page.iter().map(|(number, _)| *number).collect();
-        let on_chain = chain::block_times(&config.chain.data_dir, &numbers).await;
-        let on_chain = on_chain.context("embedded chain")?;
-        for (number, time_us) in page {
-            let fault = match on_chain.get(number) {
-                None => "is not on the chain",
-                Some(time_s) if i128::from(*time_s) * 1_000_000 != i128::from(*time_us) => {
-                    "has another time on the chain"
-                }
-                Some(_) => continue,
-            };
-            found.push(format!("holder registry: block {number} {fault}"));
-        }
-    }
-    Ok(found)
-}
-
-impl fmt::Display for Checked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for part in &self.parts {
-            let state = match part.findings.len() {
-                0 => "ok".to_owned(),
-                found => format!("{found} findings"),
-            };
-            writeln!(f, "{}: {} rows, {state}", part.name, part.rows)?;
-            for finding in &part.findings {
-                writeln!(f, "  {finding}")?;
-            }
-        }
-        let (rows, per_s) = (self.rows, self.rows_per_s);
-        let seconds = Duration::from_millis(self.elapsed_ms).as_secs_f32();
-        writeln!(f, "checked: {rows} rows in {seconds:.1} s, {per_s} rows/s")
-    }
 }
 
 #[cfg(test)]
@@ -775,6 +486,34 @@ mod tests {
 
     // rows: R188
     #[test]
+    fn r188_a_step_without_an_operation_of_cfa_has_a_transaction() {
+        let step = |id: &str, reference: &str| ReferencedOperation {
+            operation_id: id.to_owned(),
+            reference: reference.to_owned(),
+            tx_hash: String::new(),
+            kind: Some(OperationType::Payment),
+            ..operation()
+        };
+        for id in [
+            "r:fund",
+            "r:fund:try-2",
+            "placement:BOND-1:mint",
+            "placement:BOND-1:pay",
+        ] {
+            let found = fault(&step(id, id), None, &[]).map(|fault| fault.to_string());
+            assert_eq!(
+                found.as_deref(),
+                Some("final without a transaction"),
+                "{id}"
+            );
+            // The reference of another operation.
+            assert!(fault(&step("op", id), None, &[]).is_none(), "{id}");
+        }
+        assert!(fault(&step("op", "op"), None, &[]).is_none());
+    }
+
+    // rows: R188
+    #[test]
     fn r188_a_trade_is_in_flight_only_after_the_position_of_the_ledger() {
         let node = NodeId::new(1).expect("a node");
         let trade = |sequence: u64| {
@@ -788,32 +527,5 @@ mod tests {
         assert!(!is_after(&trade((1 << 32) - 1), node, (1 << 32) + 1));
         let order = derived::order_uuid(1, node, types::Sequence(8)).to_string();
         assert!(!is_after(&order, node, 7) && !is_after("x", node, 7));
-    }
-
-    // rows: R350 R215
-    #[tokio::test]
-    async fn r350_a_changed_audit_record_of_a_service_is_named() {
-        let folder = tempfile::tempdir().expect("folder");
-        let config = Config::load(None, Some(folder.path())).expect("settings");
-        let missing = audit_records(&config).await.expect_err("no stores");
-        assert!(
-            format!("{missing:#}").contains("audit records of payments: "),
-            "{missing:#}"
-        );
-        let verified = |sequence: Option<i64>| Verified {
-            records: 2,
-            head: String::new(),
-            broken: sequence.map(|sequence| service_kit::audit::Broken {
-                sequence,
-                differs: "previous hash",
-                expected: "aa".to_owned(),
-                found: "bb".to_owned(),
-            }),
-        };
-        let sound = ("payments", verified(None));
-        assert_eq!(broken(std::slice::from_ref(&sound)), None);
-        let found = broken(&[sound, ("identity", verified(Some(3)))]);
-        let expected = "identity, audit record 3: previous hash, expected aa, found bb";
-        assert_eq!(found.as_deref(), Some(expected));
     }
 }
