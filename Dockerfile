@@ -12,7 +12,7 @@ COPY --from=build /src/target/release/platform /usr/local/bin/platform
 # THIRD-PARTY.md is only in the release archive: `cargo xtask dist` needs the git repository.
 COPY LICENSE /usr/share/doc/platform/LICENSE
 # Of the font that the binary contains.
-COPY cfa/fonts/LICENSE /usr/share/doc/platform/LICENSE-DejaVu
+COPY service-kit/fonts/LICENSE /usr/share/doc/platform/LICENSE-DejaVu
 USER platform
 WORKDIR /data
 VOLUME /data

@@ -9,10 +9,12 @@
 //! | `wait` | waiting for a condition |
 //! | `clock` | a machine with clocks that the test controls |
 //! | `plans` | query plans of every executed statement |
+//! | `pdf` | reads a PDF of the platform |
 
 mod clock;
 mod doubles;
 pub mod messages;
+pub mod pdf;
 pub mod plans;
 pub mod ports;
 pub mod seed;

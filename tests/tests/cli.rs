@@ -1,6 +1,7 @@
 //! The command line: help on every level, a command for every call, JSON on request, exit codes.
 
 use serde_json::{Value, json};
+use testkit::pdf;
 use tests::call::text;
 use tests::process::{Platform, run as command};
 use tests::shared::{platform, run};
@@ -224,6 +225,67 @@ fn r350_commands_work_against_a_running_platform() {
 
         let proof = json(&["proof"]).await;
         assert_eq!(proof["ok"], json!(true), "{proof}");
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_a_list_is_written_as_pdf_to_a_new_file() {
+    run(async {
+        let platform = platform().await;
+        let name = "Облигация «Ёлка»";
+        let (bond, issuer) = platform.draft(json!({ "name": name })).await;
+        platform.draft(json!({})).await;
+        let export = async |words: &[&str], file: &str| {
+            let mut all = words.to_vec();
+            all.extend(["--pdf", file]);
+            let done = platform.cli(&all).await.success();
+            assert_eq!(done.stdout, "");
+            let document = std::fs::read(platform.folder().join(file));
+            pdf::pages(&document.expect("the file"))
+        };
+        let words = ["instrument", "list", "--page-size", "1"];
+        let pages = export(&words, "instruments.pdf").await;
+        let shown: String = pages.iter().map(|page| page.text.as_str()).collect();
+        assert!(shown.starts_with("instrument list"), "{shown}");
+        for text in [name, &bond, &issuer] {
+            assert!(shown.contains(text), "{text}: {shown}");
+        }
+
+        // An empty list, of an issuer who has not traded.
+        let words = ["trade", "list", "--user-id", &issuer];
+        let pages = export(&words, "trades.pdf").await;
+        assert_eq!(pages.len(), 1);
+        let shown = &pages[0].text;
+        for text in ["Rows: 0", "page 1 of 1", &format!("user_id: {issuer}")] {
+            assert!(shown.contains(text), "{text}: {shown}");
+        }
+
+        let again = platform
+            .cli(&["trade", "list", "--pdf", "trades.pdf"])
+            .await;
+        assert_eq!(again.status.code(), Some(1), "{again:?}");
+        let exists = "error: trades.pdf exists: remove it or name another file";
+        assert!(again.stderr.contains(exists), "{again:?}");
+        // The file is created before the first call.
+        let words = [
+            "--url",
+            "http://127.0.0.1:1",
+            "trade",
+            "list",
+            "--pdf",
+            "none/trades.pdf",
+        ];
+        let nowhere = command(platform.folder(), &words).await;
+        assert_eq!(nowhere.status.code(), Some(1), "{nowhere:?}");
+        assert!(
+            nowhere.stderr.contains("cannot create none/trades.pdf"),
+            "{nowhere:?}"
+        );
+        let words = ["trade", "list", "--csv", "--pdf", "both.pdf"];
+        let both = platform.cli(&words).await;
+        assert_eq!(both.status.code(), Some(2), "{both:?}");
+        assert!(!platform.folder().join("both.pdf").exists());
     });
 }
 

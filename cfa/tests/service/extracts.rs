@@ -3,8 +3,8 @@
 use proto::cfa::v1 as pb;
 use sha2::Digest as _;
 use signatures::{CmsVerifier, Verifier};
+use testkit::pdf;
 
-use crate::pdf;
 use crate::world::*;
 
 fn extract_of(holder_id: &str) -> pb::IssueExtractRequest {
@@ -157,6 +157,7 @@ async fn a_pdf_states_what_the_text_states() {
     assert_eq!(extract.format(), pb::ExtractFormat::Pdf);
     let pages = pdf::pages(&extract.content);
     assert_eq!(pages.len(), 1);
+    assert_eq!(pages[0].size, (595, 842));
     let shown = &pages[0].text;
     let text = std::str::from_utf8(&text.content).expect("text");
     // These differ between two extracts.

@@ -20,7 +20,6 @@ mod metrics;
 mod missed;
 mod node;
 mod offers;
-mod pdf;
 mod placement;
 mod quarantine;
 mod record_date;

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 use prost_reflect::MethodDescriptor;
 use serde_json::{Map, Value, json};
 
-use super::{csv, ledger, output, schema, table, units};
+use super::{export, ledger, output, schema, table, units};
 
 /// Address and credential of calls.
 #[derive(Clone)]
@@ -125,7 +125,7 @@ pub fn verb(name: &'static str, path: &str) -> Command {
         .about(about)
         .args(schema::flags(&method.input()))
         .args(approval)
-        .args(csv::flag(&method))
+        .args(export::flags(&method))
         .arg(
             Arg::new("idempotency-key")
                 .long("idempotency-key")
@@ -151,8 +151,9 @@ pub async fn run(
     let entry = table::ENTRIES
         .iter()
         .find(|entry| entry.noun == noun && entry.verb == verb)?;
-    if let Some(printed) = csv::print(target, entry.path, matches).await {
-        return Some(printed);
+    let title = format!("{noun} {verb}");
+    if let Some(exported) = export::run(target, &title, entry.path, matches).await {
+        return Some(exported);
     }
     Some(ask(target, entry.path, matches).await.and_then(|answer| {
         if json {

@@ -10,7 +10,7 @@ use ledger::LedgerConfig;
 use serde_json::{Value, json};
 
 use super::call::{self, Target};
-use super::csv;
+use super::export;
 use super::output::{self, table};
 use super::units;
 use crate::check;
@@ -60,8 +60,9 @@ pub async fn run(
         "verify" => return Some(verify(config, matches, json).await),
         _ => return None,
     };
-    if let Some(printed) = csv::print(target, path, matches).await {
-        return Some(printed);
+    let title = format!("ledger {verb}");
+    if let Some(exported) = export::run(target, &title, path, matches).await {
+        return Some(exported);
     }
     Some(
         call::ask(target, path, matches)

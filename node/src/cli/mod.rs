@@ -3,9 +3,9 @@
 
 pub mod call;
 mod contracts;
-mod csv;
 pub mod data;
 pub mod events;
+mod export;
 pub mod journal;
 pub mod ledger;
 pub mod load;

@@ -84,6 +84,7 @@ const RESERVED: &[&str] = &[
     "approval",
     "idempotency-key",
     "csv",
+    "pdf",
     "data",
     "json",
     "config",

@@ -173,7 +173,7 @@ mod tests {
             "benches/README.md",
             "benches/plots/single.svg",
             // The binary contains the font.
-            "cfa/fonts/LICENSE",
+            "service-kit/fonts/LICENSE",
             "proto/dfa/ledger/v1/ledger.proto",
         ] {
             assert!(files.contains(Path::new(file)), "no {file}: {files:?}");

@@ -1,23 +1,28 @@
-//! Reads a PDF of the service from outside: by its cross-reference table and tree of pages, and the
-//! characters by the font's map to Unicode.
+//! Reads a PDF of the platform from outside: by its cross-reference table and tree of pages, and
+//! the characters by the font's map to Unicode.
 
 use std::collections::BTreeMap;
 
-/// A page: its text without line ends, and the height of each of its rows above the lower edge, in
-/// points, in their order.
+/// A page. Lengths are in points.
 pub struct Page {
+    /// Width and height.
+    pub size: (i32, i32),
+    /// The text without line ends.
     pub text: String,
+    /// The height of each row of text above the lower edge, in the order of the text.
     pub heights: Vec<i32>,
 }
 
+/// The pages of a document that `service_kit::pdf` made.
+///
+/// # Panics
+/// If the file is not such a document.
 pub fn pages(file: &[u8]) -> Vec<Page> {
     assert!(file.starts_with(b"%PDF-1.7\n") && file.ends_with(b"%%EOF"));
     let objects = objects(file);
     let catalog = field(trailer(file), "/Root");
     let tree = dictionary(&objects[&field(dictionary(&objects[&catalog]), "/Pages")]);
-    let (_, kids) = tree.split_once("/Kids[").expect("pages");
-    let (kids, _) = kids.split_once(']').expect("end of the pages");
-    let kids: Vec<usize> = kids.split("0 R").filter_map(first_number).collect();
+    let kids = references(tree, "/Kids[");
     assert_eq!(kids.len(), field(tree, "/Count"));
     kids.iter().map(|kid| page(&objects, *kid)).collect()
 }
@@ -44,10 +49,11 @@ fn objects(file: &[u8]) -> BTreeMap<usize, Vec<u8>> {
 
 fn page(objects: &BTreeMap<usize, Vec<u8>>, number: usize) -> Page {
     let own = dictionary(&objects[&number]);
-    assert!(own.contains("/MediaBox[0 0 595 842]"), "{own}");
     let font = dictionary(&objects[&field(own, "/F1")]);
     let characters = characters(&stream(&objects[&field(font, "/ToUnicode")]));
-    let content = stream(&objects[&field(own, "/Contents")]);
+    let streams = references(own, "/Contents[");
+    let streams = streams.iter().map(|number| stream(&objects[number]));
+    let content = streams.collect::<Vec<_>>().join(&b'\n');
     let mut text = String::new();
     for codes in strings(&content) {
         let codes = codes
@@ -59,11 +65,28 @@ fn page(objects: &BTreeMap<usize, Vec<u8>>, number: usize) -> Page {
     let rows = content.lines().filter_map(|line| line.strip_suffix(" Tm"));
     let heights = rows.map(|row| row.rsplit(' ').next().expect("height").parse::<i32>());
     Page {
+        size: size(own),
         text,
         heights: heights
             .collect::<Result<Vec<i32>, _>>()
             .expect("whole points"),
     }
+}
+
+/// Width and height of a page whose lower left corner is the origin.
+fn size(page: &str) -> (i32, i32) {
+    let (_, sizes) = page.split_once("/MediaBox[0 0 ").expect("size");
+    let (sizes, _) = sizes.split_once(']').expect("end of the size");
+    let (width, height) = sizes.split_once(' ').expect("width and height");
+    let points = |text: &str| text.parse::<i32>().expect("whole points");
+    (points(width), points(height))
+}
+
+/// Numbers of the objects in the list after `name`.
+fn references(dictionary: &str, name: &str) -> Vec<usize> {
+    let (_, list) = dictionary.split_once(name).expect("list");
+    let (list, _) = list.split_once(']').expect("end of the list");
+    list.split("0 R").filter_map(first_number).collect()
 }
 
 fn characters(map: &[u8]) -> BTreeMap<u16, char> {

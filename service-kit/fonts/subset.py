@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes DejaVuSans-subset.ttf and ../src/extract/glyphs.rs from DejaVuSans.ttf 2.37 (fonttools 4.68).
+"""Makes DejaVuSans-subset.ttf and ../src/pdf/glyphs.rs from DejaVuSans.ttf 2.37 (fonttools 4.68).
 
 Usage, in this folder: python3 subset.py /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf
 """
@@ -11,7 +11,7 @@ from fontTools import subset
 from fontTools.ttLib import TTFont
 
 SUBSET = "DejaVuSans-subset.ttf"
-TABLE = "../src/extract/glyphs.rs"
+TABLE = "../src/pdf/glyphs.rs"
 # Latin, Cyrillic, dashes, quotes, signs. Without combining marks and the soft hyphen, which looks
 # like a hyphen.
 RANGES = [
@@ -20,7 +20,7 @@ RANGES = [
     (0x2032, 0x2033), (0x2039, 0x203A), (0x20AC, 0x20AC), (0x20BD, 0x20BD), (0x2116, 0x2116),
     (0x2122, 0x2122), (0x2212, 0x2212),
 ]
-HEAD = '''//! Glyphs and measures of the font that extracts embed. Made by `cfa/fonts/subset.py`.
+HEAD = '''//! Glyphs and measures of the embedded font. Made by `service-kit/fonts/subset.py`.
 
 /// SHA-256 of the font file that this table belongs to.
 #[cfg(test)]

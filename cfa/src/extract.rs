@@ -4,10 +4,8 @@
 //! are the same statement in Russian, for a holder, a court or a bailiff. The signature is
 //! separate.
 
-mod glyphs;
-mod pdf;
-
 use service_kit::csv::row;
+use service_kit::pdf;
 use time::OffsetDateTime;
 use types::Decimal;
 

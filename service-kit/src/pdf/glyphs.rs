@@ -1,4 +1,4 @@
-//! Glyphs and measures of the font that extracts embed. Made by `cfa/fonts/subset.py`.
+//! Glyphs and measures of the embedded font. Made by `service-kit/fonts/subset.py`.
 
 /// SHA-256 of the font file that this table belongs to.
 #[cfg(test)]
