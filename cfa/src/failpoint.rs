@@ -76,3 +76,18 @@ pub const PLACEMENT_PART_EXCHANGED: &str = "cfa.placement_part_exchanged";
 pub const PLACEMENT_PART_FINAL: &str = "cfa.placement_part_final";
 /// The chain has paid the issuer; the ledger's operation is not final.
 pub const PLACEMENT_PAID: &str = "cfa.placement_paid";
+
+/// A freeze is recorded; the ledger has not frozen the units.
+pub const FREEZE_RECORDED: &str = "cfa.freeze_recorded";
+/// The ledger has frozen the units; this is not recorded.
+pub const FREEZE_HELD: &str = "cfa.freeze_held";
+/// The transaction of a freeze is submitted; nothing of it is recorded.
+pub const FREEZE_SUBMITTED: &str = "cfa.freeze_submitted";
+/// The lifting of a freeze is recorded; nothing is submitted to the chain.
+pub const LIFT_RECORDED: &str = "cfa.lift_recorded";
+/// The transaction that lifts a freeze is submitted; nothing of it is recorded.
+pub const LIFT_SUBMITTED: &str = "cfa.lift_submitted";
+/// The ledger has released the units of a lifted freeze; this is not recorded.
+pub const FREEZE_RELEASED: &str = "cfa.freeze_released";
+/// The transaction that unfreezes the units of a forced transfer is submitted; the transfer is not.
+pub const UNFREEZE_SUBMITTED: &str = "cfa.unfreeze_submitted";

@@ -21,6 +21,7 @@
 //! | `schema_fuzz` | mutated requests of every method, from the descriptors |
 //! | `seed` | seeds of tests: fixed, or `TESTS_SEED` |
 //! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
+//! | `relay` | a platform whose chain can stall |
 //! | `bank` | signed webhooks as the bank sends them |
 //! | `log` | the event log of a running platform |
 //!
@@ -42,6 +43,7 @@ pub mod log;
 pub mod member;
 pub mod process;
 pub mod quic;
+pub mod relay;
 pub mod schema_fuzz;
 #[path = "../../testkit/src/seed.rs"]
 pub mod seed;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::call::{AUDITOR, OPERATOR, SERVICE, number, text};
-use crate::{Platform, Refusal};
+use crate::{Finished, Platform, Refusal};
 
 /// A user of the platform.
 #[derive(Clone, Debug)]
@@ -184,6 +184,15 @@ impl Platform {
     /// Registers an instrument and waits until the market trades it; returns its id. `fields`
     /// override the defaults of the request.
     pub async fn instrument(&self, fields: Value) -> String {
+        let (id, issuer) = self.draft(fields).await;
+        self.activate(&id, &issuer).await;
+        self.is_traded(&id).await;
+        id
+    }
+
+    /// Registers an instrument; returns its id and its issuer. `fields` override the defaults of
+    /// the request.
+    pub async fn draft(&self, fields: Value) -> (String, String) {
         let issuer = self.trader().await;
         let mut request = json!({
             "symbol": symbol("BOND"), "name": "A bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
@@ -196,9 +205,12 @@ impl Platform {
             request[name] = value;
         }
         let answer = self.ok(OPERATOR, "cfa.RegisterInstrument", request).await;
-        let id = text(&answer, "/instrumentId");
-        self.activate(&id, &text(&answer, "/instrument/issuerId"))
-            .await;
+        let issuer = text(&answer, "/instrument/issuerId");
+        (text(&answer, "/instrumentId"), issuer)
+    }
+
+    /// Waits until the market trades an instrument.
+    pub async fn is_traded(&self, id: &str) {
         self.until(
             "the market to list the instrument",
             "market.GetMarketStatus",
@@ -214,11 +226,17 @@ impl Platform {
             },
         )
         .await;
-        id
     }
 
     /// Signs the decision on a registered issue for its issuer and activates the issue.
     pub async fn activate(&self, instrument: &str, issuer: &str) {
+        let activate = self.with_signed_decision(instrument, issuer).await;
+        self.approved("cfa.ActivateInstrument", activate).await;
+    }
+
+    /// Signs the decision on a registered issue for its issuer; returns the request that activates
+    /// the issue.
+    pub async fn with_signed_decision(&self, instrument: &str, issuer: &str) -> Value {
         // A document decides on one issue.
         let hash: String = instrument
             .bytes()
@@ -231,8 +249,23 @@ impl Platform {
         let decision = json!({ "instrumentId": instrument, "documentHash": hash,
             "signature": signed["signature"] });
         self.ok(&by, "cfa.SignIssueDecision", decision).await;
-        let activate = json!({ "instrumentId": instrument, "documentHash": hash });
-        self.approved("cfa.ActivateInstrument", activate).await;
+        json!({ "instrumentId": instrument, "documentHash": hash })
+    }
+
+    /// Waits until the ledger has `count` anchors, all on the chain; returns them, newest first.
+    pub async fn anchored(&self, count: usize) -> Vec<Value> {
+        let is_on_chain = |anchor: &Value| {
+            let on_chain = anchor["onChain"].as_str();
+            on_chain.is_some_and(|data| !data.is_empty())
+        };
+        let what = format!("{count} anchors on the chain");
+        let answer = self
+            .until(&what, "cfa.ListAnchors", json!({}), |answer| {
+                let anchors = answer["anchors"].as_array();
+                anchors.is_some_and(|all| all.len() >= count && all.iter().all(is_on_chain))
+            })
+            .await;
+        answer["anchors"].as_array().cloned().unwrap_or_default()
     }
 
     /// Token of the issuer of an issue.
@@ -317,6 +350,13 @@ impl Platform {
         let proof = proof.json();
         assert_eq!(proof["ok"], json!(true), "{proof}");
         proof
+    }
+
+    /// Runs the proof of balances with the check of every row of the stores, as JSON.
+    pub async fn full_proof(&self) -> Finished {
+        let data = self.data_dir().display().to_string();
+        self.cli(&["--json", "--data-dir", &data, "proof", "--full"])
+            .await
     }
 }
 

@@ -3,20 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::routing::post;
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, text};
 use tests::member::Terminal;
 use tests::process::{LISTENERS, Platform};
+use tests::relay::RelayedChain;
 use tests::shared::run;
 use tests::world::{User, rub};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::net::TcpStream;
 use types::Side;
 
 /// Time limit of complete recovery after a fault.
@@ -203,79 +198,19 @@ async fn until_healthy(platform: &Platform, deadline: Instant) {
 /// How long the chain stalls.
 const STALL: Duration = Duration::from_secs(60);
 
-/// Forwards JSON-RPC to a node; while it is stalled, requests wait.
-#[derive(Clone)]
-struct Relay {
-    node: String,
-    http: reqwest::Client,
-    stalled: watch::Receiver<bool>,
-}
-
-impl Relay {
-    /// Serves a port; returns its URL and the switch.
-    async fn serve(node: String) -> (String, watch::Sender<bool>) {
-        let (switch, stalled) = watch::channel(false);
-        let relay = Self {
-            node,
-            http: tests::process::client(),
-            stalled,
-        };
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let router = Router::new().route("/", post(relayed)).with_state(relay);
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        (url, switch)
-    }
-}
-
-async fn relayed(
-    State(mut relay): State<Relay>,
-    body: Bytes,
-) -> Result<([(&'static str, &'static str); 1], Bytes), StatusCode> {
-    let running = relay.stalled.wait_for(|stalled| !*stalled).await;
-    running.map(drop).map_err(|_| StatusCode::BAD_GATEWAY)?;
-    let asked = relay
-        .http
-        .post(&relay.node)
-        .header("content-type", "application/json")
-        .body(body)
-        .send()
-        .await
-        .map_err(|_| StatusCode::BAD_GATEWAY)?;
-    let answer = asked.bytes().await.map_err(|_| StatusCode::BAD_GATEWAY)?;
-    Ok(([("content-type", "application/json")], answer))
-}
-
-/// Two platforms: the second uses the development chain of the first through a proxy, which the
-/// sender stops. It has the key of the first, whose account has the coins.
-async fn with_a_relayed_chain() -> (Platform, Platform, watch::Sender<bool>) {
-    let chain = Platform::start().await;
-    let (url, switch) = Relay::serve(chain.url("chain_rpc")).await;
-    let key = chain.data_dir().join("chain/operator.key");
-    let key = key.to_str().expect("a text").to_owned();
-    let platform = Platform::start_with(&[
-        ("PLATFORM_CHAIN__RPC_URL", url.as_str()),
-        ("PLATFORM_CHAIN__OPERATOR_KEY_FILE", key.as_str()),
-        ("PLATFORM_CHAIN__POLL_INTERVAL_MS", "100"),
-        ("PLATFORM_CHAIN__REQUEST_TIMEOUT_MS", "2000"),
-    ])
-    .await;
-    (chain, platform, switch)
-}
-
 /// While the chain stalls, trades are matched, deposits are paid, a redemption is asked for and a
 /// party is blocked. All of it ends once the chain goes on.
 // rows: R047 R064 R186
 #[test]
 fn r064_a_chain_that_stalls_for_a_minute_delays_everything_and_loses_nothing() {
     run(async {
-        let (_chain, platform, switch) = with_a_relayed_chain().await;
+        let (chain, platform) = RelayedChain::start().await;
         let (seller, buyer) = (platform.trader().await, platform.rich("1000.00").await);
         let (saver, bond) = (platform.rich("100.00").await, platform.bond().await);
         platform.issue(&bond, &seller, "10").await;
         let intent = platform.intent(&saver, "50.00").await;
 
-        switch.send(true).expect("the relay runs");
+        chain.stall(true);
         let stalled = Instant::now();
         platform.place(&seller, &bond, "SELL", "100.00", "4").await;
         platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
@@ -309,7 +244,7 @@ fn r064_a_chain_that_stalls_for_a_minute_delays_everything_and_loses_nothing() {
         let early = platform.refused(&seller.token(), name, early).await;
         assert_eq!(early.message, "Insufficient balance", "{early:?}");
 
-        switch.send(false).expect("the relay runs");
+        chain.stall(false);
         platform.settled(&bond, 1).await;
         platform.balance_is(&seller.cash(), "400.00").await;
         let redeemed = platform.ok(&saver.token(), name, redeem).await;

@@ -3,11 +3,18 @@
 //!
 //! `crash` kills at the steps of settlement and of an order's hold.
 
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use tests::Platform;
-use tests::call::{AUDITOR, OPERATOR, SERVICE, context_with_key, number, staff, text};
+use tests::call::{AUDITOR, OPERATOR, SERVICE, context, context_with_key, number, staff, text};
+use tests::flow::Random;
+use tests::relay::RelayedChain;
 use tests::shared::run;
-use tests::world::{User, amount, is_settled, rub};
+use tests::world::{User, amount, is_settled, limit_order, rub};
+
+const COMPLIANCE: &str = "sandbox.compliance";
 
 /// A call that the platform may not survive.
 async fn asked(platform: &Platform, token: &str, name: &str, request: Value) {
@@ -143,14 +150,14 @@ async fn held_after(platform: &mut Platform, user: &User, name: &str, mut reques
         _ => ("offer", "OFFER"),
     };
     let active = json!(format!("{prefix}_STATUS_ACTIVE"));
-    let deadline = std::time::Instant::now() + tests::process::PATIENCE;
+    let deadline = Instant::now() + tests::process::PATIENCE;
     loop {
         let again = platform.ok(&token, name, request.clone()).await;
         if again[field]["status"] == active {
             return;
         }
-        assert!(std::time::Instant::now() < deadline, "{again}");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        assert!(Instant::now() < deadline, "{again}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
@@ -330,7 +337,7 @@ fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
             let (seller, buyer) = (platform.trader().await, platform.rich("1000.00").await);
             platform.issue(&bond, &seller, "5").await;
             platform.place(&seller, &bond, "SELL", "100.00", "5").await;
-            let order = tests::world::limit_order(&buyer, &bond, "BUY", "100.00", "5");
+            let order = limit_order(&buyer, &bond, "BUY", "100.00", "5");
             let token = buyer.token();
             let buy = platform.call(&token, "market.PlaceOrder", json!({ "order": order }));
             let blocked = match round % 2 {
@@ -339,7 +346,7 @@ fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
             };
             let block = json!({ "userId": blocked.id, "reason": "a drill" });
             // At once, so that the block comes at every moment around match and settlement.
-            let block = platform.ok("sandbox.compliance", "identity.BlockUser", block);
+            let block = platform.ok(COMPLIANCE, "identity.BlockUser", block);
             let (bought, _) = tokio::join!(buy, block);
             let is_traded = bought.is_ok_and(|answer| {
                 let filled = number(&answer["order"]["filledQuantity"]);
@@ -376,7 +383,7 @@ fn a_trade_is_bust_although_its_seller_tried_to_spend_the_proceeds() {
         let sanction = json!({ "userId": buyer.id, "sanctioned": true });
         platform.ok(SERVICE, "identity.UpdateUser", sanction).await;
         platform.place(&seller, &bond, "SELL", "100.00", "4").await;
-        let deadline = std::time::Instant::now() + tests::process::PATIENCE;
+        let deadline = Instant::now() + tests::process::PATIENCE;
         let trade = loop {
             // Proceeds of a trade that is not final cannot be spent.
             let redeem = json!({
@@ -395,8 +402,8 @@ fn a_trade_is_bust_although_its_seller_tried_to_spend_the_proceeds() {
             if trade["settlementStatus"] == json!("SETTLEMENT_STATUS_FAILED") {
                 break trade;
             }
-            assert!(std::time::Instant::now() < deadline, "not bust: {trade}");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            assert!(Instant::now() < deadline, "not bust: {trade}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         };
         let request = json!({ "idempotencyKey": trade["tradeId"] });
         let operations = platform.all(AUDITOR, "ledger.ListOperations", "operations", request);
@@ -409,4 +416,414 @@ fn a_trade_is_bust_although_its_seller_tried_to_spend_the_proceeds() {
         assert_eq!(platform.balance(&seller.cash()).await, number(&Value::Null));
         platform.proof().await;
     });
+}
+
+/// Makes a call and kills the platform at a moment of it, at most `most_ms` after its start. Starts
+/// the platform again and returns the answer of the same call.
+async fn killed_amid(
+    platform: &mut Platform,
+    most_ms: u64,
+    random: &mut Random,
+    (token, name): (&str, &str),
+    request: &Value,
+) -> Value {
+    let moment = Duration::from_micros(random.below(most_ms * 1_000));
+    let pid = platform.pid();
+    let kill = async {
+        tokio::time::sleep(moment).await;
+        let killed = tokio::process::Command::new("kill")
+            .args(["-9", &pid])
+            .status()
+            .await;
+        assert!(killed.expect("kill runs").success());
+    };
+    tokio::join!(asked(platform, token, name, request.clone()), kill);
+    platform.aborted().await;
+    platform.restart().await;
+    platform.ok(token, name, request.clone()).await
+}
+
+#[test]
+fn the_activation_of_an_issue_killed_at_any_step_ends_once() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let holder = platform.trader().await;
+        for place in [
+            "cfa.activation_recorded",
+            "cfa.token_submitted",
+            "cfa.token_deployed",
+            "cfa.issue_active",
+        ] {
+            let (bond, issuer) = platform.draft(json!({})).await;
+            let mut activate = platform.with_signed_decision(&bond, &issuer).await;
+            activate["context"] = context();
+            let name = "cfa.ActivateInstrument";
+            killed_at(&mut platform, place, SERVICE, name, activate.clone()).await;
+            platform.ok(SERVICE, name, activate).await;
+            platform.is_traded(&bond).await;
+            let request = json!({ "objectId": bond });
+            let records = platform.all(AUDITOR, "cfa.ListAuditRecords", "records", request);
+            let actions: Vec<String> = (records.await.iter())
+                .map(|record| text(record, "/action"))
+                .collect();
+            let expected = ["active", "activated", "signed", "registered"];
+            let expected = expected.map(|action| format!("instrument.{action}"));
+            assert_eq!(actions, expected, "{place}");
+            platform.issue(&bond, &holder, "2").await;
+            platform.proof().await;
+        }
+        platform.stop().await;
+    });
+}
+
+// rows: R215
+#[test]
+fn r215_an_anchor_killed_at_any_step_is_on_the_chain_once() {
+    run(async {
+        for place in ["cfa.anchor_stored", "cfa.anchor_submitted"] {
+            // The first block of the ledger is anchored within a second.
+            let mut platform = Platform::start_with(&[("PLATFORM_CRASH_AT", place)]).await;
+            let user = platform.trader().await;
+            let intent = platform.intent(&user, "10.00").await;
+            let payment = text(&intent, "/paymentId");
+            let pay = json!({ "qrPayload": text(&intent, "/qrPayload") });
+            asked(&platform, OPERATOR, "sandbox.Pay", pay).await;
+            platform.aborted().await;
+            platform.restart().await;
+            ended(&platform, &user, &payment, "FINALIZED").await;
+            platform.balance_is(&user.cash(), "10.00").await;
+            let anchors = platform.anchored(1).await;
+            assert_eq!(anchors.len(), 1, "{place}: {anchors:?}");
+            assert_eq!(anchors[0]["onChain"], anchors[0]["data"], "{place}");
+            platform.full_proof().await.success();
+            platform.stop().await;
+        }
+    });
+}
+
+/// Waits until an enforcement act has this status, given without its prefix.
+async fn act_is(platform: &Platform, holder: &User, act: &str, status: &str) {
+    let wanted = json!(format!("ENFORCEMENT_STATUS_{status}"));
+    let request = json!({ "holderId": holder.id });
+    let what = format!("act {act} to be {status}");
+    platform
+        .until(&what, "cfa.ListEnforcementActs", request, |answer| {
+            let mut acts = answer["acts"].as_array().into_iter().flatten();
+            acts.any(|one| one["actId"] == json!(act) && one["status"] == wanted)
+        })
+        .await;
+}
+
+/// The request that freezes units of a holder; `None`: all.
+fn freezing(bond: &str, holder: &User, units: Option<&str>) -> Value {
+    let mut request = json!({
+        "context": context(), "instrumentId": bond, "holderId": holder.id,
+        "basis": "ENFORCEMENT_BASIS_COURT", "document": "Decision 2-17/2026",
+    });
+    if let Some(units) = units {
+        request["amount"] = amount(bond, units);
+    }
+    request
+}
+
+/// Makes a call that ends in an abort at the platform's place, and starts the platform again with
+/// the next place. Returns the answer of the same call.
+async fn killed_before(
+    platform: &mut Platform,
+    next: &str,
+    (token, name): (&str, &str),
+    request: &Value,
+) -> Value {
+    asked(platform, token, name, request.clone()).await;
+    platform.aborted().await;
+    platform.restart_with(&[("PLATFORM_CRASH_AT", next)]).await;
+    platform.ok(token, name, request.clone()).await
+}
+
+/// A freeze is in the ledger before it is in the contract, and its lifting the other way around. If
+/// one of the two had it twice or not at all, the units would not all be free in the end.
+#[test]
+fn a_freeze_and_its_lifting_killed_at_any_step_end_once() {
+    // A freeze reaches no place of a lifting, and the other way around.
+    let freezes = [
+        "cfa.freeze_recorded",
+        "cfa.freeze_held",
+        "cfa.freeze_submitted",
+    ];
+    let lifts = [
+        "cfa.lift_recorded",
+        "cfa.lift_submitted",
+        "cfa.freeze_released",
+    ];
+    run(async {
+        let mut platform = Platform::start_with(&[("PLATFORM_CRASH_AT", freezes[0])]).await;
+        let bond = platform.bond().await;
+        let (mut holder, mut other) = (platform.trader().await, platform.trader().await);
+        platform.issue(&bond, &holder, "10").await;
+        for round in 0..6 {
+            let (units, reason) = match round / 3 {
+                0 => (Some("6"), "INSUFFICIENT_BALANCE"),
+                _ => (None, "SUB_ACCOUNT_FROZEN"),
+            };
+            let freeze = freezing(&bond, &holder, units);
+            let (next, call) = (lifts[round % 3], (COMPLIANCE, "cfa.FreezeUnits"));
+            let frozen = killed_before(&mut platform, next, call, &freeze).await;
+            let act = text(&frozen, "/act/actId");
+            act_is(&platform, &holder, &act, "ACTIVE").await;
+            let transfer = |units: &str| {
+                json!({
+                    "instrumentId": bond, "fromUserId": holder.id, "toUserId": other.id,
+                    "amount": amount(&bond, units),
+                })
+            };
+            let (token, name) = (holder.token(), "cfa.TransferCfa");
+            let refusal = platform.refused(&token, name, transfer("5")).await;
+            assert_eq!(refusal.reason, reason, "{refusal:?}");
+
+            let lift = json!({
+                "context": context(), "actId": act, "document": "Decision 2-18/2026",
+            });
+            let (next, call) = (freezes[(round + 1) % 3], (SERVICE, "cfa.LiftFreeze"));
+            killed_before(&mut platform, next, call, &lift).await;
+            act_is(&platform, &holder, &act, "LIFTED").await;
+            let moved = platform.ok(&token, name, transfer("10")).await;
+            let id = text(&moved, "/operation/operationId");
+            platform.cfa_operation_is(&id, "FINALIZED").await;
+            platform.balance_is(&other.units(&bond), "10").await;
+            platform.proof().await;
+            std::mem::swap(&mut holder, &mut other);
+        }
+        platform.stop().await;
+    });
+}
+
+/// A call that may be answered by its deadline, or not at all.
+async fn asked_in_a_stall(platform: &Platform, token: &str, name: &str, request: Value) {
+    if let Err(refusal) = platform.call(token, name, request).await {
+        assert!(!refusal.is_fault(), "{name}: {refusal:?}");
+    }
+}
+
+#[test]
+fn a_forced_transfer_of_frozen_units_killed_at_any_step_moves_them_once() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let (holder, other) = (platform.trader().await, platform.trader().await);
+        let bond = platform.bond().await;
+        platform.issue(&bond, &holder, "5").await;
+        let freeze = freezing(&bond, &holder, Some("4"));
+        let frozen = platform.ok(COMPLIANCE, "cfa.FreezeUnits", freeze).await;
+        let act = text(&frozen, "/act/actId");
+        act_is(&platform, &holder, &act, "ACTIVE").await;
+        for (moved, place) in [
+            (1, "cfa.gated"),
+            (2, "cfa.unfreeze_submitted"),
+            (3, "cfa.units_submitted"),
+            (4, "cfa.operation_settled"),
+        ] {
+            let transfer = json!({
+                "instrumentId": bond, "fromUserId": holder.id, "toUserId": other.id,
+                "amount": amount(&bond, "1"), "basis": "ENFORCEMENT_BASIS_LEVY",
+                "document": "Order 5/2026", "freezeId": act,
+            });
+            let name = "cfa.ForceTransfer";
+            final_after(&mut platform, place, SERVICE, name, transfer).await;
+            platform
+                .balance_is(&other.units(&bond), &moved.to_string())
+                .await;
+            has(&platform, &holder.units(&bond), &(5 - moved).to_string()).await;
+            platform.proof().await;
+        }
+        act_is(&platform, &holder, &act, "USED").await;
+        platform.balance_is(&holder.units(&bond), "1").await;
+        platform.stop().await;
+    });
+}
+
+/// Waits until the market accepts an order of the user.
+async fn accepted(platform: &Platform, user: &User, bond: &str) {
+    let deadline = Instant::now() + tests::process::PATIENCE;
+    loop {
+        let order = limit_order(user, bond, "BUY", "100.00", "1");
+        let name = "market.PlaceOrder";
+        let token = user.token();
+        let placed = platform.call(&token, name, json!({ "order": order }));
+        let Err(refusal) = placed.await else { return };
+        assert!(Instant::now() < deadline, "not accepted: {refusal:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Identity has the block and its event in one transaction; ledger and market apply the event.
+#[test]
+fn the_block_of_a_user_and_its_end_killed_at_any_moment_reach_ledger_and_market() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let mut random = Random::new(tests::seed::seed(20_261_201));
+        let (bond, user) = (platform.bond().await, platform.rich("1000.00").await);
+        for _ in 0..4 {
+            accepted(&platform, &user, &bond).await;
+            for (token, name, status) in [
+                (COMPLIANCE, "identity.BlockUser", "FROZEN"),
+                (SERVICE, "identity.UnblockUser", "ACTIVE"),
+            ] {
+                let request = json!({
+                    "context": context(), "userId": user.id, "reason": "a drill",
+                });
+                let call = (token, name);
+                killed_amid(&mut platform, 30, &mut random, call, &request).await;
+                let wanted = json!(format!("SUB_ACCOUNT_STATUS_{status}"));
+                let request = json!({ "subaccountId": user.cash() });
+                platform
+                    .until(status, "ledger.GetSubAccount", request, |answer| {
+                        answer["subaccount"]["status"] == wanted
+                    })
+                    .await;
+                // The order is cancelled.
+                platform.balance_is(&user.cash(), "1000.00").await;
+                platform.proof().await;
+            }
+        }
+        platform.stop().await;
+    });
+}
+
+/// Repeats a call until the platform aborts amid it, and starts the platform again on a chain that
+/// answers.
+async fn aborted_amid(
+    platform: &mut Platform,
+    chain: &RelayedChain,
+    (token, name): (&str, &str),
+    request: Value,
+) {
+    let deadline = Instant::now() + tests::process::PATIENCE;
+    loop {
+        let answer = platform.call(token, name, request.clone()).await;
+        if answer.as_ref().is_err_and(|of| of.code == "transport") {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{name}: {answer:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    platform.aborted().await;
+    chain.stall(false);
+    platform.restart_with(&chain.env("")).await;
+}
+
+// rows: R089
+#[test]
+fn r089_a_block_its_end_and_a_refund_killed_at_any_step_end_a_redemption_once() {
+    run(async {
+        let (chain, mut platform) = RelayedChain::start().await;
+        let user = platform.rich("100.00").await;
+        for is_refunded in [false, true] {
+            let payout = uuid::Uuid::now_v7().to_string();
+            let block = "cfa.SetRedemptionBlock";
+            platform.stop().await;
+            let env = chain.env("cfa.block_recorded");
+            platform.restart_with(&env).await;
+            // A redemption whose burn is in no block can be blocked.
+            chain.stall(true);
+            let redeem = json!({
+                "context": context_with_key(&payout), "userId": user.id, "payoutId": payout,
+                "amount": rub("10.00"),
+            });
+            asked_in_a_stall(&platform, &user.token(), "cfa.RedeemCfaRub", redeem).await;
+            let request = json!({ "userId": user.id, "externalRef": payout });
+            let listed = platform.ok(AUDITOR, "cfa.ListOperations", request).await;
+            let id = text(&listed, "/operations/0/operationId");
+            let request = json!({ "operationId": id, "blocked": true, "reason": "115-FZ" });
+            aborted_amid(&mut platform, &chain, (OPERATOR, block), request).await;
+            platform.cfa_operation_is(&id, "BLOCKED").await;
+
+            let (place, name, end) = match is_refunded {
+                false => ("cfa.block_recorded", block, "FINALIZED"),
+                true => ("cfa.refund_ordered", "cfa.RefundRedemption", "REFUNDED"),
+            };
+            let mut request = json!({ "operationId": id, "reason": "cleared" });
+            if !is_refunded {
+                request["blocked"] = json!(false);
+            }
+            platform.stop().await;
+            platform.restart_with(&chain.env(place)).await;
+            aborted_amid(&mut platform, &chain, (SERVICE, name), request).await;
+            ended(&platform, &user, &payout, end).await;
+            platform.balance_is(&user.cash(), "90.00").await;
+            platform.proof().await;
+        }
+        platform.stop().await;
+    });
+}
+
+/// Rust files below a folder.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Text of the Rust files below a folder.
+fn rust_text(folder: &Path) -> String {
+    let files = rust_files(folder);
+    let read = |path: PathBuf| std::fs::read_to_string(path).expect("a source file");
+    files.into_iter().map(read).collect()
+}
+
+/// Failpoints of a crate: the name of each one's constant, or an empty name, and the place.
+fn failpoints<'a>(constants: &'a str, source: &'a str) -> Vec<(&'a str, &'a str)> {
+    let constants = constants.lines().filter_map(|line| {
+        let (name, place) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
+        Some((name, place.strip_suffix("\";")?))
+    });
+    let literals = source.split("failpoint::reach(\"").skip(1);
+    let literals = literals.filter_map(|rest| Some(("", rest.split_once('"')?.0)));
+    constants.chain(literals).collect()
+}
+
+/// True if the text has this name, alone.
+fn has_name(text: &str, name: &str) -> bool {
+    let is_part = |next: char| next.is_ascii_alphanumeric() || next == '_';
+    let mut after = text.split(name).skip(1);
+    after.any(|rest| !rest.starts_with(is_part))
+}
+
+/// The repeat of a step after a crash is tested by a kill there.
+#[test]
+fn a_test_kills_the_process_at_every_failpoint() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = std::fs::read_dir(&root).expect("the workspace");
+    let folders: Vec<PathBuf> = folders
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    let tests_of = |folder: &PathBuf| rust_text(&folder.join("tests"));
+    let all_tests: String = folders.iter().map(tests_of).collect();
+    let (mut found, mut missed) = (0, Vec::new());
+    for folder in &folders {
+        let constants = std::fs::read_to_string(folder.join("src/failpoint.rs"));
+        let (constants, source) = (
+            constants.unwrap_or_default(),
+            rust_text(&folder.join("src")),
+        );
+        for (name, place) in failpoints(&constants, &source) {
+            found += 1;
+            // A place may have the number of the hit after it.
+            let is_tested = has_name(&all_tests, &format!("\"{place}"))
+                || !name.is_empty() && has_name(&tests_of(folder), &format!("failpoint::{name}"));
+            if !is_tested {
+                missed.push(place.to_owned());
+            }
+        }
+    }
+    assert!(missed.is_empty(), "no test kills the process at {missed:?}");
+    assert!(found > 50, "{found} failpoints");
 }

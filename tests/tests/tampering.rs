@@ -9,12 +9,15 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
+use rusqlite::types::ValueRef;
 use serde_json::{Value, json};
+use service_kit::audit::{Act, AuditRecord, BEGINNING, Hash};
+use sha2::{Digest, Sha256};
 use tests::process::{Finished, Platform};
 use tests::shared::run;
 
 /// Files without a check of their rows.
-const OTHER_FILES: [(&str, &str); 5] = [
+const OTHER_FILES: [(&str, &str); 4] = [
     (
         "bank/bank.db",
         "the sandbox bank: reconciliation compares its balance",
@@ -22,10 +25,6 @@ const OTHER_FILES: [(&str, &str); 5] = [
     (
         "chain/chain.sqlite",
         "the embedded chain: ledger and registry are compared with it",
-    ),
-    (
-        "market/market.db",
-        "history copied from the journal; no money follows from it",
     ),
     ("events/log.db", "copies of changes whose rows are checked"),
     (
@@ -35,7 +34,7 @@ const OTHER_FILES: [(&str, &str); 5] = [
 ];
 
 /// Tables without a check of their rows; an empty file: in every file.
-const UNCHECKED: [(&str, &str, &str); 7] = [
+const UNCHECKED: [(&str, &str, &str); 12] = [
     ("", "outbox", "a queue: its rows leave within moments"),
     (
         "",
@@ -62,6 +61,31 @@ const UNCHECKED: [(&str, &str, &str); 7] = [
         "ledger/ledger.sqlite",
         "operations_listed",
         "how far the list of a user reaches",
+    ),
+    (
+        "market/market.db",
+        "requests",
+        "correlation ids of calls, which the journal does not have",
+    ),
+    (
+        "market/market.db",
+        "client_order_ids",
+        "texts of calls, of which the journal has the numbers",
+    ),
+    (
+        "market/market.db",
+        "positions",
+        "sums of the CFA service's events; no money follows from them",
+    ),
+    (
+        "market/market.db",
+        "listed",
+        "status of instruments at the last import, which is repeated",
+    ),
+    (
+        "market/market.db",
+        "feed",
+        "position of the events: a repeated event changes nothing",
     ),
 ];
 
@@ -442,6 +466,110 @@ fn r188_an_altered_deleted_or_added_trade_is_found() {
     });
 }
 
+/// The history has no seals: the journal has the same.
+#[test]
+fn r188_an_altered_deleted_or_added_row_of_the_history_is_found() {
+    const ORDER: &str = "(SELECT sequence FROM orders WHERE filled > 0 LIMIT 1)";
+    const TRADE: &str = "(SELECT MAX(id) FROM trades)";
+    // An answer that names no order may have no sequence: the call may have noted it first.
+    const ANSWER: &str = "(SELECT key_hash FROM answers WHERE order_sequence > 0 LIMIT 1)";
+    run(async {
+        let platform = stopped().await;
+        let store = Store::open(&platform.data_dir(), "market/market.db");
+        let db = Connection::open(&store.path).expect("opens");
+        // Copies a row under another key.
+        let copy = |table: &str, key: &str, new: &str, rows: &str| {
+            let columns = names(
+                &db,
+                &format!("SELECT name FROM pragma_table_info('{table}')"),
+            );
+            let copied = columns.iter().map(|name| match name == key {
+                true => new,
+                false => name.as_str(),
+            });
+            let copied = copied.collect::<Vec<_>>().join(", ");
+            format!("INSERT INTO {table} SELECT {copied} FROM {table} {rows}")
+        };
+        let first = "WHERE sequence = (SELECT MIN(sequence) FROM orders)";
+        let last = format!("WHERE id = {TRADE}");
+        let answer = format!("WHERE key_hash = {ANSWER}");
+        let after = "(SELECT sequence + 1 FROM projection)";
+        let cases = [
+            (
+                format!("UPDATE orders SET filled = filled - 1 WHERE sequence = {ORDER}"),
+                ("orders ", ": changed"),
+            ),
+            (
+                format!("UPDATE orders SET created_ns = created_ns + 1 WHERE sequence = {ORDER}"),
+                ("orders ", ": changed"),
+            ),
+            (
+                format!("DELETE FROM orders WHERE sequence = {ORDER}"),
+                ("orders ", ": deleted"),
+            ),
+            (
+                copy("orders", "sequence", "sequence - 1", first),
+                ("orders ", ": added"),
+            ),
+            (
+                copy("orders", "sequence", after, first),
+                ("orders: 1 rows", ""),
+            ),
+            (
+                format!("UPDATE trades SET price = price + 1 WHERE id = {TRADE}"),
+                ("trades ", ": changed"),
+            ),
+            (
+                format!("DELETE FROM trades WHERE id = {TRADE}"),
+                ("trades ", ": deleted"),
+            ),
+            (copy("trades", "id", "id + 1", &last), ("trades ", ": added")),
+            (
+                format!("UPDATE answers SET cancelled = cancelled + 1 {answer}"),
+                ("answers ", ": changed"),
+            ),
+            (
+                format!("UPDATE answers SET sequence = 0 {answer}"),
+                ("answers ", ": changed"),
+            ),
+            (format!("DELETE FROM answers {answer}"), ("answers ", ": deleted")),
+            (
+                copy("answers", "key_hash", "randomblob(16)", &answer),
+                ("answers ", ": added"),
+            ),
+            (
+                "INSERT INTO users (user_id) VALUES ('mallory')".to_owned(),
+                ("users mallory: added", ""),
+            ),
+            (
+                "UPDATE instruments SET lot_mantissa = lot_mantissa * 10, lot_scale = lot_scale + 1 \
+                 WHERE instrument = (SELECT MIN(instrument) FROM instruments)"
+                    .to_owned(),
+                ("instruments ", ": changed"),
+            ),
+        ];
+        db.close().expect("closed");
+        for (sql, (begin, end)) in cases {
+            assert_eq!(store.execute(&sql), 1, "{sql}");
+            let found = named(&check(&platform).await.json());
+            assert!(
+                found
+                    .iter()
+                    .any(|text| text.starts_with(begin) && text.ends_with(end)),
+                "{sql}: {found:?}"
+            );
+            store.restore();
+        }
+        let checked = check(&platform).await.success().json();
+        let parts = checked["parts"].as_array().expect("parts");
+        let history = parts.iter().find(|part| part["name"] == json!("history"));
+        let history = history.expect("a part of the history");
+        assert!(history["rows"].as_u64() > Some(0), "{history}");
+        let unchecked = history["not_checked"].as_array().expect("a list");
+        assert_eq!(unchecked.len(), 1, "the journal is whole: {unchecked:?}");
+    });
+}
+
 /// A trade is in the ledger before it is in a batch. So a trade that is neither final nor in the
 /// ledger was executed by a command after the ledger's position, or never.
 #[test]
@@ -487,6 +615,8 @@ fn r188_a_final_operation_of_the_ledger_that_is_set_back_is_found() {
          AND tx_hash IS NOT NULL LIMIT 1)";
     const ISSUE: &str = "(SELECT operation_id FROM operations WHERE kind = 5 AND status = 7 \
          AND awaits_chain AND external_ref NOT LIKE 'placement:%' LIMIT 1)";
+    const FUNDING: &str = "(SELECT operation_id FROM operations WHERE status = 7 \
+         AND operation_id LIKE '%:fund' LIMIT 1)";
     let unsettled = format!("FROM postings WHERE unsettled AND operation_id = {ISSUE}");
     let cases = [
         (
@@ -521,6 +651,19 @@ fn r188_a_final_operation_of_the_ledger_that_is_set_back_is_found() {
                 "UPDATE operations SET tx_hash = NULL WHERE operation_id = {FEE}"
             )],
             "none in the ledger",
+        ),
+        // Funds a distribution: the CFA service has no operation for it.
+        (
+            vec![format!(
+                "UPDATE operations SET status = 6, finalized_at_us = NULL WHERE operation_id = {FUNDING}"
+            )],
+            "has a final transaction, not final in the ledger",
+        ),
+        (
+            vec![format!(
+                "UPDATE operations SET tx_hash = NULL WHERE operation_id = {FUNDING}"
+            )],
+            "final without a transaction",
         ),
     ];
     run(async {
@@ -623,9 +766,7 @@ fn r188_the_proof_of_a_running_platform_names_an_altered_trade() {
     run(async {
         let mut platform = stopped().await;
         platform.restart().await;
-        let data = platform.data_dir().display().to_string();
-        let full = ["--json", "--data-dir", data.as_str(), "proof", "--full"];
-        let proof = platform.cli(&full).await.success().json();
+        let proof = platform.full_proof().await.success().json();
         assert_eq!(
             (&proof["ok"], &proof["check"]["ok"]),
             (&json!(true), &json!(true)),
@@ -639,7 +780,7 @@ fn r188_the_proof_of_a_running_platform_names_an_altered_trade() {
         );
         assert_eq!(altered, 1, "a trade");
         platform.restart().await;
-        let found = platform.cli(&full).await;
+        let found = platform.full_proof().await;
         assert!(!found.status.success(), "{found:?}");
         let texts = named(&found.json()["check"]);
         assert!(
@@ -647,5 +788,246 @@ fn r188_the_proof_of_a_running_platform_names_an_altered_trade() {
             "{texts:?}"
         );
         platform.stop().await;
+    });
+}
+
+/// Sealed columns of an operation and of a posting of the ledger, in the order of the encoding.
+const OPERATION: [&str; 10] = [
+    "operation_id",
+    "scope",
+    "kind",
+    "user_id",
+    "idempotency_key",
+    "external_ref",
+    "awaits_chain",
+    "reverses",
+    "digest",
+    "created_at_us",
+];
+const POSTING: [&str; 13] = [
+    "ordinal",
+    "posting_id",
+    "debit_subaccount_id",
+    "credit_subaccount_id",
+    "instrument_id",
+    "amount",
+    "hold_id",
+    "unsettled",
+    "debit_balance_after",
+    "debit_version",
+    "credit_balance_after",
+    "credit_version",
+    "created_at_us",
+];
+/// Those that may be empty.
+const OPTIONAL: [&str; 3] = ["external_ref", "reverses", "hold_id"];
+
+/// Encoding of rows of the ledger, each after a tag.
+fn encoded(db: &Connection, tag: u8, columns: &[&str], rows: &str) -> Vec<u8> {
+    let sql = format!("SELECT {} FROM {rows}", columns.join(", "));
+    let mut statement = db.prepare(&sql).expect("prepared");
+    let mut rows = statement.query([]).expect("rows");
+    let mut bytes = Vec::new();
+    while let Some(row) = rows.next().expect("a row") {
+        bytes.push(tag);
+        for (at, column) in columns.iter().enumerate() {
+            let value = row.get_ref(at).expect("a value");
+            if OPTIONAL.contains(column) {
+                bytes.push(u8::from(value != ValueRef::Null));
+            }
+            match value {
+                ValueRef::Null => {}
+                ValueRef::Integer(number) => bytes.extend(number.to_be_bytes()),
+                ValueRef::Text(text) => {
+                    let length = u32::try_from(text.len()).expect("a short text");
+                    bytes.extend(length.to_be_bytes());
+                    bytes.extend(text);
+                }
+                other => panic!("{column}: {other:?}"),
+            }
+        }
+    }
+    bytes
+}
+
+/// Makes the blocks of a ledger a chain over its rows as they are. The encoding is that of
+/// `ledger/src/audit.rs`.
+fn chain_blocks(db: &Connection) {
+    let blocks = "SELECT block, sealed_at_us, operations, postings FROM audit_blocks \
+         WHERE block > 0 ORDER BY block";
+    let mut blocks = db.prepare(blocks).expect("prepared");
+    let blocks = blocks.query_map([], |row| {
+        Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?])
+    });
+    let blocks: Result<Vec<[i64; 4]>, _> = blocks.expect("blocks").collect();
+    let mut previous: Hash = [0; 32];
+    for [block, sealed_at_us, operations, postings] in blocks.expect("blocks") {
+        let mut hasher = Sha256::new();
+        hasher.update(previous);
+        hasher.update(b"ledger-block-1");
+        hasher.update(block.to_be_bytes());
+        hasher.update(sealed_at_us.to_be_bytes());
+        let of_block =
+            format!("SELECT operation_id FROM operations WHERE block = {block} ORDER BY place");
+        for id in names(db, &of_block) {
+            let row = format!("operations WHERE operation_id = '{id}'");
+            hasher.update(encoded(db, b'O', &OPERATION, &row));
+            let rows = format!("postings WHERE operation_id = '{id}' ORDER BY ordinal");
+            hasher.update(encoded(db, b'P', &POSTING, &rows));
+        }
+        hasher.update(b"E");
+        hasher.update(operations.to_be_bytes());
+        hasher.update(postings.to_be_bytes());
+        let hash: Hash = hasher.finalize().into();
+        let sql = "UPDATE audit_blocks SET previous_hash = ?2, hash = ?3 WHERE block = ?1";
+        let changed = db.execute(sql, rusqlite::params![block, previous, hash]);
+        assert_eq!(changed, Ok(1));
+        previous = hash;
+    }
+}
+
+/// Makes the audit records of a ledger a chain as they are.
+fn chain_records(db: &Connection) {
+    let records = "SELECT sequence, at_us, actor, action, object_id, before, after, reason, \
+         request_id, correlation_id FROM audit_records ORDER BY sequence";
+    let mut records = db.prepare(records).expect("prepared");
+    let records = records.query_map([], |row| {
+        let texts = (2..10usize).map(|at| row.get::<_, String>(at));
+        let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+        Ok((row.get(0)?, row.get(1)?, texts))
+    });
+    let records: Result<Vec<(i64, i64, Vec<String>)>, _> = records.expect("records").collect();
+    let (_, mut previous) = BEGINNING;
+    for (sequence, at_us, texts) in records.expect("records") {
+        let record = AuditRecord {
+            sequence,
+            at_us,
+            act: Act {
+                actor: &texts[0],
+                action: &texts[1],
+                object_id: &texts[2],
+                before: &texts[3],
+                after: &texts[4],
+                reason: &texts[5],
+                request_id: &texts[6],
+                correlation_id: &texts[7],
+            },
+        };
+        let hash = record.hash("ledger", &previous);
+        let sql = "UPDATE audit_records SET previous_hash = ?2, hash = ?3 WHERE sequence = ?1";
+        let changed = db.execute(sql, rusqlite::params![sequence, previous, hash]);
+        assert_eq!(changed, Ok(1));
+        previous = hash;
+    }
+}
+
+/// A stopped platform with two anchors on the chain, the second one after an audit record of the
+/// ledger. Its rows and its anchors are right.
+async fn anchored() -> Platform {
+    let env = [("PLATFORM_CFA__ANCHOR_INTERVAL_S", "1")];
+    let mut platform = Platform::start_with(&env).await;
+    let user = platform.rich("50.00").await;
+    platform.anchored(1).await;
+    let freeze = json!({
+        "subaccountId": user.cash(), "status": "SUB_ACCOUNT_STATUS_FROZEN", "reason": "a drill",
+    });
+    let name = "ledger.SetSubAccountStatus";
+    platform.ok("sandbox.compliance", name, freeze).await;
+    platform.rich("10.00").await;
+    // The first after the last change.
+    platform
+        .until("the last anchor", "cfa.ListAnchors", json!({}), |answer| {
+            let newest = &answer["anchors"][0];
+            let is_on_chain = newest["onChain"].as_str().is_some_and(|on| !on.is_empty());
+            is_on_chain && newest["record"] != json!("0") && newest["record"] != Value::Null
+        })
+        .await;
+    platform.full_proof().await.success();
+    platform.stop().await;
+    check(&platform).await.success();
+    platform
+}
+
+/// A person who can write the ledger's file rewrites its past together with the chain over it: the
+/// rows agree then. The anchors on the chain have the end of the chain as it was.
+// rows: R215
+#[test]
+fn r215_a_past_of_the_ledger_that_is_rewritten_with_its_chain_is_found_by_the_anchors() {
+    // A repeat of the call that made the first operation would be executed once more.
+    const KEY: &str = "UPDATE operations SET idempotency_key = idempotency_key || 'x' \
+         WHERE block = 1 AND place = 0";
+    const REASON: &str = "UPDATE audit_records SET reason = reason || 'x' WHERE sequence = 1";
+    let cases: [(&str, fn(&Connection), &str); 2] = [
+        (KEY, chain_blocks, ": block "),
+        (REASON, chain_records, ": audit record "),
+    ];
+    run(async {
+        let mut platform = anchored().await;
+        let store = Store::open(&platform.data_dir(), "ledger/ledger.sqlite");
+        for (sql, chain, part) in cases {
+            assert_eq!(store.execute(sql), 1, "{sql}");
+            let found = check(&platform).await;
+            assert!(!found.status.success(), "{sql}: the chain agrees");
+            let db = Connection::open(&store.path).expect("opens");
+            chain(&db);
+            db.close().expect("closed");
+            check(&platform).await.success();
+
+            platform.restart().await;
+            let found = platform.full_proof().await;
+            assert!(!found.status.success(), "{found:?}");
+            let found = named(&found.json()["check"]);
+            let is_named = |text: &String| {
+                let is_anchor = text.starts_with("anchor ") && text.contains(part);
+                is_anchor && text.ends_with(" has another hash, or is missing")
+            };
+            assert!(
+                !found.is_empty() && found.iter().all(is_named),
+                "{sql}: {found:?}"
+            );
+            platform.stop().await;
+            store.restore();
+        }
+        check(&platform).await.success();
+    });
+}
+
+/// The rows of the anchors have seals. Without them the chain has what was signed.
+// rows: R215
+#[test]
+fn r215_an_altered_anchor_is_found_by_its_seal_and_by_the_chain() {
+    let of_another = "UPDATE ledger_anchor SET tx_hash = \
+         (SELECT tx_hash FROM ledger_anchor WHERE number = 2) WHERE number = 1";
+    let unknown = format!(
+        "UPDATE ledger_anchor SET tx_hash = '0x{:064x}' WHERE number = 1",
+        7
+    );
+    let cases = [
+        (
+            "UPDATE ledger_anchor SET data = zeroblob(length(data)) WHERE number = 1",
+            "has other bytes on the chain",
+        ),
+        (of_another, "has other bytes on the chain"),
+        (unknown.as_str(), "is not final on the chain"),
+    ];
+    run(async {
+        let mut platform = anchored().await;
+        let store = Store::open(&platform.data_dir(), "cfa/cfa.sqlite");
+        for (sql, part) in cases {
+            assert_eq!(store.execute(sql), 1, "{sql}");
+            let found = named(&check(&platform).await.json());
+            let is_row = |text: &String| text.starts_with("ledger_anchor");
+            assert!(found.iter().any(is_row), "{sql}: {found:?}");
+
+            platform.restart().await;
+            let found = platform.full_proof().await;
+            assert!(!found.status.success(), "{found:?}");
+            let found = named(&found.json()["check"]);
+            let is_anchor = |text: &String| text.starts_with("anchor 1: ") && text.ends_with(part);
+            assert!(found.iter().any(is_anchor), "{sql}: {found:?}");
+            platform.stop().await;
+            store.restore();
+        }
+        check(&platform).await.success();
     });
 }

@@ -64,8 +64,10 @@ const SUITES: [Suite; 4] = [
             "refusals",
             "schema_fuzz",
             "money_attacks",
+            "sagas",
         ],
         tests: &[
+            "the_block_of_a_user_and_its_end_killed_at_any_moment_reach_ledger_and_market",
             "kill_",
             "a_power_loss_loses_nothing_that_was_reported_durable",
             "the_same_power_losses_without_the_sync_are_detected",

@@ -13,6 +13,7 @@ use super::Service;
 use super::workers::log_failure;
 use crate::anchor::{Anchor, Key, StoredAnchor};
 use crate::error::Error;
+use crate::failpoint;
 use chain::contracts::Call;
 
 /// Pause between two looks whether an anchor is due.
@@ -96,6 +97,8 @@ impl Service {
             return Ok(());
         }
         self.repo.add_anchor(&next).await?;
+        // The anchor is stored; nothing is sent to the chain.
+        failpoint::reach("cfa.anchor_stored");
         self.submit_anchor(&next).await
     }
 
@@ -108,6 +111,8 @@ impl Service {
         };
         let key = format!("anchor:{}", anchor.number);
         let submitted = self.chain.submit(&key, &call).await?;
+        // The transaction is submitted; its hash is not recorded.
+        failpoint::reach("cfa.anchor_submitted");
         let tx_hash = submitted.tx_hash.to_string();
         self.repo.anchor_submitted(anchor.number, &tx_hash).await?;
         tracing::info!(

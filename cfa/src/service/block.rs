@@ -4,6 +4,7 @@
 use super::{OperationResult, RequestMeta, Service};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{Flow, Operation, Rejection, Status};
 use crate::saga::{Chain, LimitReservation, Payout};
 
@@ -60,6 +61,8 @@ impl Service {
         self.store_call_in_tx(&mut tx, meta, SET_BLOCK, operation_id)
             .await?;
         tx.commit().await?;
+        // The block, or its end, is recorded; nothing follows from it yet.
+        failpoint::reach("cfa.block_recorded");
         drop(lock);
         if is_change && !blocked {
             // The receipt may have arrived while the redemption was blocked.
@@ -95,6 +98,8 @@ impl Service {
             operation.progress.refunding = true;
             self.save_refund(&mut operation, meta, "redemption.refund_ordered", reason)
                 .await?;
+            // The refund is recorded; no step is undone.
+            failpoint::reach("cfa.refund_ordered");
         }
         drop(lock);
         Ok(OperationResult {

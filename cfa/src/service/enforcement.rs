@@ -28,6 +28,7 @@ use super::workers::log_failure;
 use super::{OperationResult, RequestMeta, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     ActBasis, ActKind, ActStatus, CFA_RUB, EnforcementAct, Flow, Instrument, InstrumentStatus,
     Operation,
@@ -123,6 +124,7 @@ impl Service {
         if inserted == FreezeInsert::Stored {
             self.repo.publish_in_tx(&mut tx, &[record]).await?;
             tx.commit().await?;
+            failpoint::reach(failpoint::FREEZE_RECORDED);
         }
         Ok(inserted)
     }
@@ -163,6 +165,7 @@ impl Service {
     async fn hold(&self, act: &mut EnforcementAct) -> Result<(), Error> {
         let error = match self.freeze_in_ledger(act).await {
             Ok(()) => {
+                failpoint::reach(failpoint::FREEZE_HELD);
                 act.held = true;
                 return self.save_act(act).await;
             }
@@ -233,6 +236,7 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         self.store_call_in_tx(&mut tx, meta, LIFT, act_id).await?;
         tx.commit().await?;
+        failpoint::reach(failpoint::LIFT_RECORDED);
         drop(lock);
         Ok((self.step_best_effort(act_id).await?, false))
     }
@@ -452,6 +456,7 @@ impl Service {
             };
             let key = unfreeze_key(operation);
             self.chain.submit(&key, &unfreeze.call()).await?;
+            failpoint::reach(failpoint::UNFREEZE_SUBMITTED);
         }
         let to = Address::of_user(&operation.to_user_id);
         Ok(match self.chain.token_code(&token).await? {
@@ -540,6 +545,7 @@ impl Service {
                 }
                 // A freeze whose call was lost may have reached the ledger.
                 self.release_in_ledger(&act).await?;
+                failpoint::reach(failpoint::FREEZE_RELEASED);
                 act.held = false;
                 self.end_step(&mut act, ActStatus::Lifted).await
             }
@@ -670,9 +676,13 @@ impl Service {
         }
         let instrument = self.require_instrument(&act.instrument_id).await?;
         let action = freeze_action(self.token(&instrument)?, act, is_frozen);
-        let name = if is_frozen { "freeze" } else { "lift" };
+        let (name, place) = match is_frozen {
+            true => ("freeze", failpoint::FREEZE_SUBMITTED),
+            false => ("lift", failpoint::LIFT_SUBMITTED),
+        };
         let key = format!("{name}:{}:{}", act.act_id, act.attempts);
         let submitted = self.chain.submit(&key, &action.call()).await?;
+        failpoint::reach(place);
         let receipt = self.chain.wait_receipt(&submitted.tx_hash, wait);
         let Some(receipt) = receipt.await? else {
             return Ok(false);

@@ -10,6 +10,7 @@ use super::decision::{DRAFTS_MAX, check_immutable, document_hash};
 use super::{RequestMeta, Service, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{
     CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType, IssueDecision,
 };
@@ -208,6 +209,8 @@ impl Service {
         if instrument.status != InstrumentStatus::Draft || !instrument.activated {
             return Ok(instrument);
         }
+        // The activation is recorded; nothing is sent to the chain.
+        failpoint::reach("cfa.activation_recorded");
         let issuer = instrument.issuer_id.as_str();
         self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
@@ -216,6 +219,8 @@ impl Service {
         let Some((contract, from_block)) = self.token_of_draft(&instrument, placed).await? else {
             return Ok(instrument);
         };
+        // The chain has the token; the issue is a DRAFT.
+        failpoint::reach("cfa.token_deployed");
         instrument.contract_address = contract;
         let decision = self.repo.issue_decision(&instrument.instrument_id).await?;
         // The period of its placement may have ended during the deployment.
@@ -251,6 +256,8 @@ impl Service {
         }
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        // The issue is active; its event is in the outbox.
+        failpoint::reach("cfa.issue_active");
         Ok(instrument)
     }
 
@@ -307,6 +314,8 @@ impl Service {
                 _ => format!("instrument:{instrument_id}:{attempt}"),
             };
             let submitted = self.chain.submit(&key, &action.call()).await?;
+            // The deployment is submitted; nothing of it is recorded.
+            failpoint::reach("cfa.token_submitted");
             let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
             let Some(receipt) = receipt.await? else {
                 return Ok(None);
