@@ -76,3 +76,12 @@ pub const PLACEMENT_PART_EXCHANGED: &str = "cfa.placement_part_exchanged";
 pub const PLACEMENT_PART_FINAL: &str = "cfa.placement_part_final";
 /// The chain has paid the issuer; the ledger's operation is not final.
 pub const PLACEMENT_PAID: &str = "cfa.placement_paid";
+
+/// The addresses of a part of a move are recorded; the part is not submitted.
+pub const MOVE_LISTED: &str = "cfa.move_listed";
+/// A transaction of a move of all holders is submitted; nothing of it is recorded.
+pub const MOVE_SUBMITTED: &str = "cfa.move_submitted";
+/// A transaction of a move is in a block; the end of its step is not recorded.
+pub const MOVE_STEP: &str = "cfa.move_step";
+/// The instrument has its new token; no caller knows it.
+pub const MOVE_ENDED: &str = "cfa.move_ended";

@@ -1202,6 +1202,38 @@ impl CfaRegistryService for Api {
         Ok(answered(answer, replayed))
     }
 
+    async fn move_holders(
+        &self,
+        request: Request<pb::MoveHoldersRequest>,
+    ) -> Answer<pb::MoveHoldersResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (id, reason) = (&message.instrument_id, &message.reason);
+        let moved = self.service.move_holders(&context, id, reason).await;
+        let (of, replayed) = moved.map_err(to_status)?;
+        let is_stopped = self.service.is_stopped(&of);
+        let answer = pb::MoveHoldersResponse {
+            holder_move: Some(convert::holder_move(of, is_stopped)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn get_holder_move(
+        &self,
+        request: Request<pb::GetHolderMoveRequest>,
+    ) -> Answer<pb::GetHolderMoveResponse> {
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let found = self.service.holder_move(&message.instrument_id).await;
+        let of = found.map_err(to_status)?;
+        let is_stopped = self.service.is_stopped(&of);
+        Ok(Response::new(pb::GetHolderMoveResponse {
+            holder_move: Some(convert::holder_move(of, is_stopped)),
+        }))
+    }
+
     async fn replay_chain_transfers(
         &self,
         request: Request<pb::ReplayChainTransfersRequest>,

@@ -115,9 +115,7 @@ impl Service {
         let (_, cut_off_us) = plan::day_us(coupon.pays_at_us);
         self.catch_up_registry().await?;
         self.require_blocks_through(cut_off_us).await?;
-        let holders = self
-            .all_holders(&instrument.contract_address, Some(cut_off_us))
-            .await?;
+        let holders = self.all_holders(&instrument, Some(cut_off_us)).await?;
         let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
         let (lines, total_minor) =
             plan::coupon(&holders, instrument.decimals, coupon.amount).map_err(too_large)?;
