@@ -1,5 +1,6 @@
--- Moves of all holders of an issue to a new token. Finished ones are the history of the issue's tokens: until `moved_at_us` its holders were
--- in the old one, whose rows in the registry end with the pause before the move.
+-- Moves of all holders of an issue to a new token. Finished ones are the history of the issue's
+-- tokens: until `moved_at_us` its holders were in the old one, whose rows in the registry end with
+-- the pause before the move.
 CREATE TABLE token_move (
     move_id        TEXT PRIMARY KEY,
     instrument_id  TEXT NOT NULL,
@@ -34,6 +35,7 @@ CREATE TABLE token_move (
 CREATE UNIQUE INDEX token_move_open ON token_move (instrument_id) WHERE finished_at_us IS NULL;
 CREATE INDEX token_move_past ON token_move (instrument_id, moved_at_us) WHERE finished_at_us IS NOT NULL;
 CREATE INDEX token_move_of ON token_move (instrument_id, created_at_us);
--- Holders of an issue all of whose units are frozen: their addresses are frozen in the token, also without units.
+-- Holders of an issue all of whose units are frozen: their addresses are frozen in the token, also
+-- without units.
 CREATE INDEX act_whole_of ON enforcement_act (instrument_id, holder_id)
     WHERE kind = 1 AND units_minor = 0 AND status IN (1, 2, 4);

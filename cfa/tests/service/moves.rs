@@ -263,8 +263,8 @@ async fn holders_of_a_token_of_version_1_move_to_one_of_version_2() {
     let hash = submitted.expect("submitted").tx_hash.to_string();
     let former = world.receipt(&hash).await.contract_address;
     let former = former.expect("contract").to_string();
-    let issued_before = "UPDATE instrument SET contract_address = $1 WHERE instrument_id = 'BOND-1'";
-    alter_store_by(folder.path(), issued_before, &[&former]).await;
+    let set = "UPDATE instrument SET contract_address = $1 WHERE instrument_id = 'BOND-1'";
+    alter_store_by(folder.path(), set, &[&former]).await;
     world.issue(BOND, "alice", "10").await;
     freeze(&mut world, "alice", Some("4")).await;
     set_status(&mut world, Halted).await.expect("halted");
