@@ -7,6 +7,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use tonic::{Code, Status};
 
+use crate::coupons::{coupon_becomes, past_world};
 use crate::issues::revert_under;
 use crate::node::gated_world;
 use crate::trades::{leg, settle, wait_batch};
@@ -129,6 +130,17 @@ async fn with_holders(folder: &std::path::Path) -> World {
     world
 }
 
+/// Stores the move `m-1` before its first step, whose transactions have reverted so often.
+async fn store_move(folder: &std::path::Path, world: &mut World, attempts: &str) {
+    let token = world.instrument(BOND).await.smart_contract_address;
+    let stored = "INSERT INTO token_move (move_id, instrument_id, reason, actor, \
+         correlation_id, old_token, new_token, migration, new_block, last_block, supply_minor, \
+         step, attempts, parts_done, part, listed_through, tx_hash, moved_at_us, created_at_us, \
+         updated_at_us) VALUES ('m-1', 'BOND-1', '', '', '', $1, '', '', 0, 0, 0, 1, $2, 0, '[]', \
+         '', '', 0, 1, 1)";
+    alter_store_by(folder, stored, &[&token, attempts]).await;
+}
+
 /// Units of a user by the chain's transfers.
 async fn replayed(world: &mut World, user_id: &str) -> types::Decimal {
     let address = Address::of_user(user_id).to_string();
@@ -246,6 +258,26 @@ async fn freezes_go_on_in_the_new_token() {
     world.stop().await;
 }
 
+// rows: R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_a_coupon_that_falls_due_during_a_move_pays_the_holders_of_its_day() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = past_world(folder.path()).await;
+    world.deposit("issuer", "1000.00").await;
+    set_status(&mut world, Halted).await.expect("halted");
+    store_move(folder.path(), &mut world, "3").await;
+    world.clock.advance_us(2 * 24 * 3_600 * 1_000_000);
+    coupon_becomes(&mut world, 1, pb::CouponStatus::Scheduled).await;
+    move_holders(&mut world).await.expect("continued");
+    ended(&mut world).await;
+    coupon_becomes(&mut world, 1, pb::CouponStatus::Paid).await;
+    for holder in ["alice", "bob"] {
+        let paid = world.balance(&format!("{holder}:CFA-RUB")).await;
+        assert_ne!(paid.balance, types::Decimal::ZERO, "{holder}");
+    }
+    world.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn holders_of_a_token_of_version_1_move_to_one_of_version_2() {
     let folder = tempfile::tempdir().expect("folder");
@@ -307,8 +339,9 @@ async fn r188_a_move_is_no_break_and_the_new_token_is_compared() {
     let submitted = world.connector().submit(&key(), &mint.call()).await;
     let hash = submitted.expect("submitted").tx_hash.to_string();
     world.receipt(&hash).await;
+    let health = &world.service.health;
     let found = async {
-        while !world.service.health.findings().contains_key("reconciliation") {
+        while !health.findings().contains_key("reconciliation") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -426,17 +459,10 @@ async fn a_step_that_reverts_is_retried_a_limited_number_of_times_and_then_by_a_
     world.register(|_| {}).await.expect("registered");
     world.issue(BOND, "alice", "10").await;
     set_status(&mut world, Halted).await.expect("halted");
-    // The state before the first step, with an id that is known.
-    let token = world.instrument(BOND).await.smart_contract_address;
-    let stored = "INSERT INTO token_move (move_id, instrument_id, reason, actor, \
-         correlation_id, old_token, new_token, migration, new_block, last_block, supply_minor, \
-         step, attempts, parts_done, part, listed_through, tx_hash, moved_at_us, created_at_us, \
-         updated_at_us) VALUES ('m-1', 'BOND-1', '', '', '', $1, '', '', 0, 0, 0, 1, 0, 0, '[]', \
-         '', '', 0, 1, 1)";
     for attempt in 0..3 {
         revert_under(&mut world, &format!("move:m-1:PAUSE_OLD:{attempt}")).await;
     }
-    alter_store_by(folder.path(), stored, &[&token]).await;
+    store_move(folder.path(), &mut world, "0").await;
     let stopped = async {
         while latest(&mut world).await.expect("a move").status() != Stopped {
             world.resume_operations().await;
