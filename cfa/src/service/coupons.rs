@@ -9,7 +9,7 @@
 //! money delays no other. A coupon of the day of maturity is paid with the redemption, of the issue
 //! or of single units; before maturity single units are bought back without a coupon. Holders are
 //! paid whatever their state: a blocked or frozen holder is credited (D47). The snapshot waits
-//! while the token is quarantined.
+//! while the token is quarantined, or its holders are being moved to a new one.
 //!
 //! A coupon whose part the chain reverts ends FAILED and is restarted by `restart_coupon`; its
 //! completed parts stay.
@@ -110,6 +110,10 @@ impl Service {
     async fn record_coupon(&self, coupon: &CouponPayment) -> Result<(), Error> {
         let instrument = self.require_instrument(&coupon.instrument_id).await?;
         if is_of_redemption(coupon, &instrument) || instrument.status == InstrumentStatus::Draft {
+            return Ok(());
+        }
+        // A sweep after the move records it. The transaction checks this too.
+        if self.repo.is_moving(&coupon.instrument_id).await? {
             return Ok(());
         }
         let (_, cut_off_us) = plan::day_us(coupon.pays_at_us);

@@ -138,7 +138,7 @@ async fn store_move(folder: &std::path::Path, world: &mut World, attempts: &str)
          step, attempts, parts_done, part, listed_through, tx_hash, moved_at_us, created_at_us, \
          updated_at_us) VALUES ('m-1', 'BOND-1', '', '', '', $1, '', '', 0, 0, 0, 1, $2, 0, '[]', \
          '', '', 0, 1, 1)";
-    alter_store_by(folder, stored, &[&token, attempts]).await;
+    alter_store_by(folder, stored, &[token.as_str(), attempts]).await;
 }
 
 /// Units of a user by the chain's transfers.
