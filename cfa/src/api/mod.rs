@@ -257,7 +257,7 @@ impl Api {
             0 => CHAIN_BALANCES_MAX,
             size => size.min(CHAIN_BALANCES_MAX),
         };
-        let hash = page::filter_hash(&[&request.instrument_id]);
+        let hash = page::filter_hash(&[&request.instrument_id, &instrument.contract_address]);
         let page = page::parse(Some(pagination), hash)?;
         let rows = self
             .service
@@ -364,9 +364,11 @@ impl Api {
             let problem = "must not be in the future";
             return Err(status::invalid_argument("as_of", problem));
         }
+        // The order is that of one token: a page after a move to another would leave out holders.
         let hash = page::filter_hash(&[
             &request.instrument_id,
             &as_of_us.unwrap_or_default().to_string(),
+            &instrument.contract_address,
         ]);
         let page = page::parse(request.pagination, hash)?;
         let (mut rows, supply) = self

@@ -187,14 +187,11 @@ impl Service {
     /// gives the migration contract its rights.
     async fn is_owner_of(&self, token: &Address) -> Result<bool, Error> {
         let operator = self.chain.operator();
-        if self.chain.owner() != operator {
+        if self.chain.owner() != operator || self.chain.owner_of(token).await? != operator {
             return Ok(false);
         }
-        if self.is_of_version_2(token).await? {
-            return Ok(self.chain.token_rights(token).await?.owner == operator);
-        }
-        // The owner of a token of version 1 is the account that deployed it, one of its agents.
-        Ok(self.chain.is_agent(token, &operator).await?)
+        // The owner of a token of version 1 gives rights, and an agent pauses: it has to be both.
+        Ok(self.is_of_version_2(token).await? || self.chain.is_agent(token, &operator).await?)
     }
 
     async fn is_of_version_2(&self, token: &Address) -> Result<bool, Error> {
@@ -222,7 +219,8 @@ impl Service {
     }
 
     /// Executes steps until one has waited `wait` for the chain, or the move ends. `is_asked`: by a
-    /// call, which also retries a transaction that was reverted too often for the sweep.
+    /// call, which also retries a transaction that was reverted too often for the sweep. The sweep
+    /// continues with the transaction that a call has sent.
     async fn drive_move(
         &self,
         move_id: &str,
@@ -231,7 +229,7 @@ impl Service {
     ) -> Result<TokenMove, Error> {
         let _lock = self.object_locks.lock(move_id).await;
         let mut of = self.require_move(move_id).await?;
-        while of.step != MoveStep::Done && (is_asked || !self.is_stopped(&of)) {
+        while of.step != MoveStep::Done && (is_asked || self.is_driven(&of).await?) {
             let is_done = match of.step {
                 MoveStep::FixHolders => self.fix_holders(&mut of).await?,
                 MoveStep::MoveHolders | MoveStep::MoveFrozen => {
@@ -246,6 +244,11 @@ impl Service {
             }
         }
         Ok(of)
+    }
+
+    /// Whether the sweep continues the move: it is not stopped, or a call has sent its transaction.
+    async fn is_driven(&self, of: &TokenMove) -> Result<bool, Error> {
+        Ok(!self.is_stopped(of) || self.chain.submission(&key_of_move(of)).await?.is_some())
     }
 
     async fn save_move(&self, of: &mut TokenMove) -> Result<(), Error> {
@@ -266,10 +269,10 @@ impl Service {
         let Some(action) = self.action_of_move(of).await? else {
             return self.end_move_step(of).await;
         };
-        let name = of.step.as_str();
-        let Some(receipt) = self.send_of_move(of, name, &action, wait).await? else {
+        let Some(receipt) = self.send_of_move(of, &action, wait).await? else {
             return Ok(false);
         };
+        let name = of.step.as_str();
         let deployed = || {
             let contract = receipt.contract_address.map(|contract| contract.to_string());
             contract.ok_or_else(|| Error::Damaged(format!("{name} without an address")))
@@ -361,11 +364,10 @@ impl Service {
     async fn send_of_move(
         &self,
         of: &mut TokenMove,
-        name: &str,
         action: &Action,
         wait: Duration,
     ) -> Result<Option<Receipt>, Error> {
-        let key = format!("move:{}:{name}:{}", of.move_id, of.attempts);
+        let key = key_of_move(of);
         let submitted = self.chain.submit(&key, &action.call()).await?;
         failpoint::reach(failpoint::MOVE_SUBMITTED);
         let receipt = self.chain.wait_receipt(&submitted.tx_hash, wait);
@@ -381,7 +383,7 @@ impl Service {
         of.attempts += 1;
         tracing::error!(
             instrument_id = of.instrument_id,
-            step = name,
+            step = of.step.as_str(),
             tx_hash = of.tx_hash,
             attempts = of.attempts,
             severity = "critical",
@@ -430,8 +432,7 @@ impl Service {
             part: of.parts_done,
             holders: holders.collect::<Result<_, Error>>()?,
         };
-        let name = format!("PART:{}", of.parts_done);
-        let Some(receipt) = self.send_of_move(of, &name, &action, wait).await? else {
+        let Some(receipt) = self.send_of_move(of, &action, wait).await? else {
             return Ok(false);
         };
         of.part.clear();
@@ -570,4 +571,13 @@ impl Service {
         }
         Err(Error::Unavailable("Token whose holders move"))
     }
+}
+
+/// Key of the next transaction of a move.
+fn key_of_move(of: &TokenMove) -> String {
+    let name = match of.step {
+        MoveStep::MoveHolders | MoveStep::MoveFrozen => format!("PART:{}", of.parts_done),
+        step => step.as_str().to_owned(),
+    };
+    format!("move:{}:{name}:{}", of.move_id, of.attempts)
 }
