@@ -125,6 +125,23 @@ impl Comparison {
         self.accepted.insert(subject, difference);
     }
 
+    /// Continues with the subjects of a token at the one that replaces it.
+    pub fn replace(&mut self, old: &str, new: &str) {
+        let moved = |subject: Subject| match subject.token == old {
+            true => Subject {
+                token: new.to_owned(),
+                ..subject
+            },
+            false => subject,
+        };
+        let touched = std::mem::take(&mut self.touched);
+        self.touched = touched.into_iter().map(moved).collect();
+        let suspects = std::mem::take(&mut self.suspects).into_iter();
+        self.suspects = suspects.map(|(of, state)| (moved(of), state)).collect();
+        let accepted = std::mem::take(&mut self.accepted).into_iter();
+        self.accepted = accepted.map(|(of, units)| (moved(of), units)).collect();
+    }
+
     /// Ends a break whose end is stored.
     pub fn forget(&mut self, subject: &Subject) {
         self.suspects.remove(subject);
@@ -266,6 +283,31 @@ mod tests {
         assert_eq!(judge(0, false, 801), Verdict::Resolved);
         comparison.forget(&anna);
         assert_eq!(comparison.judge(&anna, 0, false, 900), Verdict::NoBreak);
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_breaks_and_accepted_differences_go_on_in_a_replaced_token() {
+        let mut comparison = Comparison::new(0);
+        let [anna, boris, other] = ["anna", "boris", "other"].map(subject);
+        let other = Subject {
+            token: "u".to_owned(),
+            ..other
+        };
+        comparison.follow(anna.clone());
+        comparison.accept(boris.clone(), 5);
+        comparison.touch("u", "other");
+        comparison.replace("t", "new");
+        let replaced = |of: &Subject| Subject {
+            token: "new".to_owned(),
+            address: of.address.clone(),
+        };
+        let [of_anna, of_boris] = [&anna, &boris].map(replaced);
+        let round = comparison.take_round(1, 0);
+        assert!(round.contains(&of_anna) && round.contains(&other));
+        assert!(!round.contains(&anna));
+        assert_eq!(comparison.judge(&of_anna, 3, false, 2), Verdict::Known);
+        assert_eq!(comparison.judge(&of_boris, 5, false, 2), Verdict::NoBreak);
     }
 
     // rows: R188

@@ -119,6 +119,14 @@ pub enum Refusal {
     NotQuarantined,
     #[error("Token still has impossible amounts on the chain")]
     StillImpossible,
+    #[error("Holders of the instrument are being moved to a new token")]
+    HoldersMoving,
+    #[error("Holders of the instrument were never moved to a new token")]
+    MoveNotFound,
+    #[error("Token of the instrument is in use: {0}")]
+    TokenInUse(&'static str),
+    #[error("The platform's signing account is not the owner of the tokens")]
+    OwnerElsewhere,
     #[error("Another user has the same on-chain address")]
     AddressTaken,
     #[error("{field}: {why}")]

@@ -91,3 +91,11 @@ pub const LIFT_SUBMITTED: &str = "cfa.lift_submitted";
 pub const FREEZE_RELEASED: &str = "cfa.freeze_released";
 /// The transaction that unfreezes the units of a forced transfer is submitted; the transfer is not.
 pub const UNFREEZE_SUBMITTED: &str = "cfa.unfreeze_submitted";
+/// The addresses of a part of a move are recorded; the part is not submitted.
+pub const MOVE_LISTED: &str = "cfa.move_listed";
+/// A transaction of a move of all holders is submitted; nothing of it is recorded.
+pub const MOVE_SUBMITTED: &str = "cfa.move_submitted";
+/// A transaction of a move is in a block; the end of its step is not recorded.
+pub const MOVE_STEP: &str = "cfa.move_step";
+/// The instrument has its new token; no caller knows it.
+pub const MOVE_ENDED: &str = "cfa.move_ended";

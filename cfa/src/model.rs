@@ -824,6 +824,72 @@ impl IssueRedemption {
     }
 }
 
+code_enum! {
+    /// The next step of a move of all holders.
+    MoveStep: i32 {
+        PauseOld = 1 "PAUSE_OLD",
+        DeployToken = 2 "DEPLOY_TOKEN",
+        PauseNew = 3 "PAUSE_NEW",
+        DeployMigration = 4 "DEPLOY_MIGRATION",
+        GrantOld = 5 "GRANT_OLD",
+        GrantNew = 6 "GRANT_NEW",
+        /// The registry reads the old token up to the pause, and stops following it.
+        FixHolders = 7 "FIX_HOLDERS",
+        MoveHolders = 8 "MOVE_HOLDERS",
+        /// Frozen addresses, which may have no units.
+        MoveFrozen = 9 "MOVE_FROZEN",
+        Verify = 10 "VERIFY",
+        RevokeOld = 11 "REVOKE_OLD",
+        RevokeNew = 12 "REVOKE_NEW",
+        UnpauseNew = 13 "UNPAUSE_NEW",
+        /// The instrument gets the new token.
+        Switch = 14 "SWITCH",
+        Done = 15 "DONE",
+    }
+}
+
+impl MoveStep {
+    /// The step that follows; `Done` is the last.
+    pub fn next(self) -> Self {
+        Self::from_code(self.code() + 1).unwrap_or(Self::Done)
+    }
+}
+
+/// A move of all holders of an issue to a new token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMove {
+    pub move_id: String,
+    pub instrument_id: String,
+    pub reason: String,
+    pub actor: String,
+    pub correlation_id: String,
+    pub old_token: String,
+    /// Empty until it is deployed, as the migration contract.
+    pub new_token: String,
+    pub migration: String,
+    /// Block of the new token's deployment.
+    pub new_block: u64,
+    /// Block of the last part.
+    pub last_block: u64,
+    /// Supply of the old token, in smallest units.
+    pub supply_minor: i64,
+    pub step: MoveStep,
+    /// Reverted transactions of the step.
+    pub attempts: i64,
+    pub parts_done: u64,
+    /// Addresses of the next part. Empty: they are not listed yet.
+    pub part: Vec<String>,
+    /// The last address, or the last user with a frozen address, that was listed.
+    pub listed_through: String,
+    /// The last transaction.
+    pub tx_hash: String,
+    /// Time of the last part's block; 0 until all holders are moved.
+    pub moved_at_us: i64,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+    pub finished_at_us: Option<i64>,
+}
+
 /// A holder in the registry (D05).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {

@@ -143,6 +143,8 @@ const TABLE: &[(&str, Rows)] = &[
             ("ListChainBreaks", STAFF),
             ("AcceptChainBreak", DUTY),
             ("LiftQuarantine", DUTY),
+            ("MoveHolders", OPERATE),
+            ("GetHolderMove", STAFF),
             ("ListAnchors", STAFF),
             ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
@@ -389,6 +391,12 @@ pub const APPROVALS: &[Approval] = &[
         "dfa.cfa.v1.CfaRegistryService/LiftQuarantine",
         When::Always,
         &[Operator, Compliance],
+    ),
+    // A new contract for the units of an issue.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/MoveHolders",
+        When::Always,
+        &[Operator],
     ),
     approved(
         "dfa.payments.v1.PaymentsService/CancelPayout",

@@ -12,7 +12,7 @@ use crate::error::{Error, Refusal};
 use crate::model::{
     ActBasis, ActKind, Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, CouponPayment, EnforcementAct,
     Extract, ExtractFormat, Instrument, InstrumentStatus, InstrumentType, IssueDecision,
-    IssueRedemption, Offer, Operation, RedemptionLine, SuspendedDeposit, TradeLeg,
+    IssueRedemption, Offer, Operation, RedemptionLine, SuspendedDeposit, TokenMove, TradeLeg,
 };
 use crate::placement::{Allotment, Placement};
 use crate::service::{
@@ -101,6 +101,10 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::BreakOpen => status::failed_precondition("BREAK_OPEN", text),
         Refusal::NotQuarantined => status::failed_precondition("NOT_QUARANTINED", text),
         Refusal::StillImpossible => status::failed_precondition("STILL_IMPOSSIBLE", text),
+        Refusal::HoldersMoving => status::failed_precondition("HOLDERS_MOVING", text),
+        Refusal::MoveNotFound => status::not_found("MOVE_NOT_FOUND", text),
+        Refusal::TokenInUse(_) => status::failed_precondition("TOKEN_IN_USE", text),
+        Refusal::OwnerElsewhere => status::failed_precondition("OWNER_ELSEWHERE", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
     }
@@ -547,6 +551,30 @@ pub fn enforcement_act(act: &EnforcementAct, decimals: u8) -> pb::EnforcementAct
         actor: act.actor.clone(),
         created_at: wire_time(act.created_at_us),
         updated_at: wire_time(act.updated_at_us),
+    }
+}
+
+/// `is_stopped`: its transactions have reverted as often as they are tried.
+pub fn holder_move(of: TokenMove, is_stopped: bool) -> pb::HolderMove {
+    let status = match of.finished_at_us {
+        Some(_) => pb::HolderMoveStatus::Done,
+        None if is_stopped => pb::HolderMoveStatus::Stopped,
+        None => pb::HolderMoveStatus::Moving,
+    };
+    pb::HolderMove {
+        move_id: of.move_id,
+        instrument_id: of.instrument_id,
+        status: status.into(),
+        step: of.step.as_str().to_owned(),
+        old_contract_address: of.old_token,
+        new_contract_address: of.new_token,
+        parts_done: of.parts_done,
+        onchain_tx_hash: of.tx_hash,
+        reason: of.reason,
+        actor: of.actor,
+        started_at: wire_time(of.created_at_us),
+        moved_at: (of.moved_at_us > 0).then(|| convert::to_timestamp_us(of.moved_at_us)),
+        finished_at: of.finished_at_us.and_then(wire_time),
     }
 }
 

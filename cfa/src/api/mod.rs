@@ -257,7 +257,7 @@ impl Api {
             0 => CHAIN_BALANCES_MAX,
             size => size.min(CHAIN_BALANCES_MAX),
         };
-        let hash = page::filter_hash(&[&request.instrument_id]);
+        let hash = page::filter_hash(&[&request.instrument_id, &instrument.contract_address]);
         let page = page::parse(Some(pagination), hash)?;
         let rows = self
             .service
@@ -364,9 +364,11 @@ impl Api {
             let problem = "must not be in the future";
             return Err(status::invalid_argument("as_of", problem));
         }
+        // The order is that of one token: a page after a move to another would leave out holders.
         let hash = page::filter_hash(&[
             &request.instrument_id,
             &as_of_us.unwrap_or_default().to_string(),
+            &instrument.contract_address,
         ]);
         let page = page::parse(request.pagination, hash)?;
         let (mut rows, supply) = self
@@ -1200,6 +1202,38 @@ impl CfaRegistryService for Api {
             instrument: Some(self.instrument_message(&instrument).await?),
         };
         Ok(answered(answer, replayed))
+    }
+
+    async fn move_holders(
+        &self,
+        request: Request<pb::MoveHoldersRequest>,
+    ) -> Answer<pb::MoveHoldersResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let context = message.context.take();
+        let context = context_with_digest(&caller, context, &message)?;
+        let (id, reason) = (&message.instrument_id, &message.reason);
+        let moved = self.service.move_holders(&context, id, reason).await;
+        let (of, replayed) = moved.map_err(to_status)?;
+        let is_stopped = self.service.is_stopped(&of);
+        let answer = pb::MoveHoldersResponse {
+            holder_move: Some(convert::holder_move(of, is_stopped)),
+        };
+        Ok(answered(answer, replayed))
+    }
+
+    async fn get_holder_move(
+        &self,
+        request: Request<pb::GetHolderMoveRequest>,
+    ) -> Answer<pb::GetHolderMoveResponse> {
+        let message = request.into_inner();
+        rpc::context::record_read_context(message.context);
+        let found = self.service.holder_move(&message.instrument_id).await;
+        let of = found.map_err(to_status)?;
+        let is_stopped = self.service.is_stopped(&of);
+        Ok(Response::new(pb::GetHolderMoveResponse {
+            holder_move: Some(convert::holder_move(of, is_stopped)),
+        }))
     }
 
     async fn replay_chain_transfers(

@@ -168,7 +168,8 @@ impl Repo {
         row.as_ref().map(decode_run).transpose()
     }
 
-    /// Records the snapshot of a scheduled coupon with its lines; false if it is not scheduled.
+    /// Records the snapshot of a scheduled coupon with its lines; false if it is not scheduled, or
+    /// while the issue's holders are being moved: all parts of a distribution are of one token.
     ///
     /// # Errors
     /// `Damaged` for lines that violate an invariant.
@@ -180,7 +181,9 @@ impl Repo {
         refuse(run.contradiction(), &run.redemption_id)?;
         let done = sqlx::query(
             "UPDATE coupon SET status = $3, total_minor = $4, recorded_at_us = $5 \
-             WHERE instrument_id = $1 AND number = $2 AND status = 7",
+             WHERE instrument_id = $1 AND number = $2 AND status = 7 \
+             AND NOT EXISTS (SELECT 1 FROM token_move INDEXED BY token_move_open \
+                WHERE token_move.instrument_id = $1 AND finished_at_us IS NULL)",
         )
         .bind(&run.instrument_id)
         .bind(i64::from(run.coupon_number))

@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteRow;
 use types::Decimal;
 
 use super::{Repo, code, damaged, decimal, optional_decimal};
-use crate::error::{Error, Refusal};
+use crate::error::Error;
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
 
 #[derive(Serialize, Deserialize)]
@@ -219,26 +219,6 @@ impl Repo {
         .execute(&mut **tx)
         .await?;
         Ok(done.rows_affected() == 1)
-    }
-
-    /// Refuses an operation of a MATURED or REDEEMED issue. Called in the transaction that stores
-    /// the operation, so none is added after `count_moving`.
-    ///
-    /// # Errors
-    /// `InstrumentNotActive`.
-    pub async fn require_unmatured_in_tx(
-        &self,
-        tx: &mut Tx,
-        instrument_id: &str,
-    ) -> Result<(), Error> {
-        let is_matured = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT 1 FROM instrument WHERE instrument_id = $1 AND status IN (4, 5))",
-        )
-        .bind(instrument_id);
-        if is_matured.fetch_one(&mut **tx).await? {
-            return Err(Refusal::InstrumentNotActive.into());
-        }
-        Ok(())
     }
 
     /// Returns units of a failed issue to the limit.

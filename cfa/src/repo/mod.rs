@@ -11,6 +11,7 @@ mod decisions;
 mod enforcement;
 mod extracts;
 mod instruments;
+mod moves;
 mod offers;
 mod operations;
 mod placements;
@@ -48,7 +49,7 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "0005_moving", "0006_lists", "0007_limits", "0008_quarantine",
     "0009_subscriptions", "0010_offers", "0011_past_holders", "0012_placement", "0013_trades",
     "0014_chain_breaks", "0015_decisions", "0016_trades_by_batch", "0017_audit_records",
-    "0018_coupons", "0019_redeemed_units", "0020_redemption_lines"
+    "0018_coupons", "0019_redeemed_units", "0020_redemption_lines", "0021_token_moves"
 );
 
 const FROM_CHAIN: &str = "follows from the chain's events, and is compared with the chain";

@@ -110,7 +110,7 @@ impl Repo {
         if done.rows_affected() == 0 {
             return Ok(OfferInsert::KeyUsed);
         }
-        self.require_unmatured_in_tx(&mut tx, &new.instrument_id)
+        self.require_movable_in_tx(&mut tx, &new.instrument_id)
             .await?;
         let of_user: i64 = sqlx::query_scalar(
             "SELECT COUNT(*) FROM offer INDEXED BY offer_live \

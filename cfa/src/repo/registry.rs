@@ -9,7 +9,7 @@ use sqlx::{QueryBuilder, Row};
 
 use super::Repo;
 use crate::error::Error;
-use crate::model::{Holder, InstrumentStatus};
+use crate::model::{Holder, InstrumentStatus, MoveStep};
 
 const CURSOR: &str = "registry_block";
 
@@ -150,17 +150,22 @@ impl Repo {
             .transpose()
     }
 
-    /// Token contracts of all instruments except drafts and quarantined ones. The block, if set, is
-    /// the first whose events are not in the registry yet. Activation stores that block, so the
-    /// events of a draft must not be applied before: they would count twice.
+    /// Token contracts that the registry follows: of all instruments except drafts, quarantined
+    /// ones, and tokens whose holders are being moved. The block, if set, is the first whose events
+    /// are not in the registry yet. Activation stores that block, so the events of a draft must not
+    /// be applied before: they would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
              WHERE contract_address > '' AND status <> $1
                AND contract_address NOT IN (SELECT token FROM registry_quarantine)
+               AND NOT EXISTS (SELECT 1 FROM token_move AS m INDEXED BY token_move_open \
+                WHERE m.instrument_id = instrument.instrument_id AND m.finished_at_us IS NULL \
+                AND m.step > $2)
              ORDER BY contract_address",
         )
         .bind(InstrumentStatus::Draft.code())
+        .bind(MoveStep::FixHolders.code())
         .fetch_all(self.db.read())
         .await?;
         let block = |number: i64| number as u64;

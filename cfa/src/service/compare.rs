@@ -34,6 +34,8 @@ const IN_TURN: i64 = 16;
 const DUE_MAX: usize = 8;
 /// Concurrent reads of the chain.
 const CHAIN_READS: usize = 8;
+/// Follows every address in the order of texts.
+const LAST_ADDRESS: &str = "\u{10FFFF}";
 /// Who resolves a break.
 pub const OWNER: &str = "operator";
 /// Health finding, and part of the metrics' names.
@@ -77,7 +79,10 @@ impl Sides {
 
 /// What all subjects of a round share.
 struct Round {
+    /// By token.
     instruments: HashMap<String, Instrument>,
+    /// By token: the one that its holders are being moved to.
+    next: HashMap<String, Address>,
     /// By address.
     users: HashMap<String, String>,
 }
@@ -246,10 +251,14 @@ impl Service {
             .expect("no panic under the lock")
             .clone();
         let holders = self.repo.holders_in_turn(&after, IN_TURN).await?;
-        let last = holders.last().cloned().unwrap_or(Subject {
+        let mut last = holders.last().cloned().unwrap_or(Subject {
             token: String::new(),
             address: String::new(),
         });
+        // The rest of a token that was replaced is passed over: it has no units on the chain.
+        if self.repo.instrument_by_token(&last.token).await?.is_none() {
+            last.address = LAST_ADDRESS.to_owned();
+        }
         let is_end = (holders.len() as i64) < IN_TURN;
         *self
             .compared_through
@@ -269,24 +278,29 @@ impl Service {
         Ok(holders.into_iter().chain(supplies).collect())
     }
 
-    /// Instruments and users of the subjects. Leaves out quarantined tokens: their holders are
-    /// unknown.
+    /// Instruments and users of the subjects. Leaves out quarantined tokens, whose holders are
+    /// unknown, and replaced ones.
     async fn round_of(&self, subjects: &BTreeSet<Subject>) -> Result<Round, Error> {
         let tokens: BTreeSet<&str> = subjects.iter().map(|of| of.token.as_str()).collect();
-        let mut instruments = HashMap::new();
+        let (mut instruments, mut next) = (HashMap::new(), HashMap::new());
         for token in tokens {
             let found = self.repo.instrument_by_token(token).await?;
             let Some(instrument) = found.filter(|of| of.status != InstrumentStatus::Draft) else {
                 continue;
             };
-            if !self.repo.is_quarantined(token).await? {
-                instruments.insert(token.to_owned(), instrument);
+            if self.repo.is_quarantined(token).await? {
+                continue;
             }
+            if let Some(to) = self.next_token(&instrument).await? {
+                next.insert(token.to_owned(), to);
+            }
+            instruments.insert(token.to_owned(), instrument);
         }
         let addresses: Vec<&str> = subjects.iter().map(|of| of.address.as_str()).collect();
         let users = self.repo.users_of_addresses(&addresses).await?;
         Ok(Round {
             instruments,
+            next,
             users: users.into_iter().collect(),
         })
     }
@@ -303,9 +317,10 @@ impl Service {
                 .token
                 .parse()
                 .map_err(|_| Error::Damaged(format!("token address {}", subject.token)))?;
+            let next = round.next.get(&subject.token);
             let units = match subject.address.parse::<Address>() {
-                Ok(holder) => self.chain.balance_of(&token, &holder).await?,
-                Err(_) => self.chain.total_supply(&token).await?.0,
+                Ok(holder) => self.units_in(&token, next, &holder).await?,
+                Err(_) => self.supply_in(&token, next).await?.0,
             };
             let units = i128::try_from(units).unwrap_or(i128::MAX);
             Ok::<_, Error>((subject, units))

@@ -9,7 +9,7 @@
 //! money delays no other. A coupon of the day of maturity is paid with the redemption, of the issue
 //! or of single units; before maturity single units are bought back without a coupon. Holders are
 //! paid whatever their state: a blocked or frozen holder is credited (D47). The snapshot waits
-//! while the token is quarantined.
+//! while the token is quarantined, or its holders are being moved to a new one.
 //!
 //! A coupon whose part the chain reverts ends FAILED and is restarted by `restart_coupon`; its
 //! completed parts stay.
@@ -112,12 +112,14 @@ impl Service {
         if is_of_redemption(coupon, &instrument) || instrument.status == InstrumentStatus::Draft {
             return Ok(());
         }
+        // A sweep after the move records it. The transaction checks this too.
+        if self.repo.is_moving(&coupon.instrument_id).await? {
+            return Ok(());
+        }
         let (_, cut_off_us) = plan::day_us(coupon.pays_at_us);
         self.catch_up_registry().await?;
         self.require_blocks_through(cut_off_us).await?;
-        let holders = self
-            .all_holders(&instrument.contract_address, Some(cut_off_us))
-            .await?;
+        let holders = self.all_holders(&instrument, Some(cut_off_us)).await?;
         let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
         let (lines, total_minor) =
             plan::coupon(&holders, instrument.decimals, coupon.amount).map_err(too_large)?;

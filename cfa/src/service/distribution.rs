@@ -358,7 +358,7 @@ impl Service {
         instrument: &Instrument,
         lines: &mut BTreeMap<String, RedemptionLine>,
     ) -> Result<(), Error> {
-        let holders = self.all_holders(&instrument.contract_address, None).await?;
+        let holders = self.all_holders(instrument, None).await?;
         // The next drive ends the redemption as failed.
         if redemption.total_minor == 0 && !holders.is_empty() {
             return Err(Refusal::NothingToPay.into());

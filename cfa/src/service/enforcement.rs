@@ -326,7 +326,7 @@ impl Service {
         let record = self.record(act, "forced_transfer.requested", "", &act.actor);
         let mut tx = self.repo.begin().await?;
         self.repo
-            .require_unmatured_in_tx(&mut tx, &operation.instrument_id)
+            .require_movable_in_tx(&mut tx, &operation.instrument_id)
             .await?;
         if let Inserted::Exists(stored) =
             self.repo.insert_operation_in_tx(&mut tx, operation).await?
@@ -661,7 +661,8 @@ impl Service {
     }
 
     /// Freezes or unfreezes in the contract, unless that is done. False while the transaction is in
-    /// no block, or if the contract has refused it; the sweep retries a limited number of times.
+    /// no block, while the holders are being moved to a new token, or if the contract has refused
+    /// it; the sweep retries a limited number of times.
     async fn freeze_on_chain(
         &self,
         act: &mut EnforcementAct,
@@ -671,7 +672,8 @@ impl Service {
         if act.frozen == is_frozen {
             return Ok(true);
         }
-        if self.is_exhausted(act) {
+        // The holders may be on their way to another token: the ledger has frozen, the chain waits.
+        if self.is_exhausted(act) || self.repo.is_moving(&act.instrument_id).await? {
             return Ok(false);
         }
         let instrument = self.require_instrument(&act.instrument_id).await?;

@@ -124,12 +124,13 @@ impl Service {
     ) -> Result<Facts, Error> {
         let instrument = self.require_instrument(&new.instrument_id).await?;
         self.catch_up_registry().await?;
-        let token = instrument.contract_address.clone();
+        let id = &instrument.instrument_id;
+        let token = self.repo.token_at(id, as_of_us).await?;
         self.require_not_quarantined(&token).await?;
         let address = Address::of_user(&new.holder_id).to_string();
         let (units_minor, block_number) = self.repo.units_at(&token, &address, as_of_us).await?;
         let supply_minor = self.repo.registry_supply(&token, Some(as_of_us)).await?;
-        let (holder_id, id) = (&new.holder_id, &instrument.instrument_id);
+        let holder_id = &new.holder_id;
         let limit = FREEZES_MAX as i64 + 1;
         let freezes = self.repo.freezes_of(holder_id, id, as_of_us, limit);
         let mut freezes = freezes.await?;

@@ -477,6 +477,7 @@ impl Service {
                 self.require_not_quarantined(&instrument.contract_address)
                     .await?;
                 self.require_no_break(&instrument.instrument_id).await?;
+                self.require_not_moving(&instrument.instrument_id).await?;
             }
             instrument.status = status;
         }
@@ -631,7 +632,10 @@ fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal
 /// Document and terms of the issue for its token (F31). `None` without a document: they can be set
 /// later, once. A document hash that is not 32 bytes in hex, or is zero, which contracts read as
 /// no document, is recorded by the keccak256 of its text.
-fn chain_terms(instrument: &Instrument, placed: Option<&PlacementTerms>) -> Option<Terms> {
+pub(super) fn chain_terms(
+    instrument: &Instrument,
+    placed: Option<&PlacementTerms>,
+) -> Option<Terms> {
     let document = instrument.document_hash.as_str();
     let none = Terms::default().document_hash;
     let hash = document.parse::<TxHash>().ok().filter(|hash| *hash != none);

@@ -61,7 +61,9 @@ impl Service {
         if instrument.contract_address.is_empty() {
             return Ok((Decimal::ZERO, self.chain.block_number().await?));
         }
-        let (units, block_number) = self.chain.total_supply(&self.token(&instrument)?).await?;
+        let token = self.token(&instrument)?;
+        let next = self.next_token(&instrument).await?;
+        let (units, block_number) = self.supply_in(&token, next.as_ref()).await?;
         let units = i128::try_from(units).map_err(|_| Error::Damaged("supply".into()))?;
         let supply = Decimal::new(units, instrument.decimals)
             .map_err(|_| Error::Damaged("supply".into()))?;

@@ -259,7 +259,7 @@ impl Service {
         let mut refusal = self.issue_refusal(&operation).await?;
         let mut tx = self.repo.begin().await?;
         self.repo
-            .require_unmatured_in_tx(&mut tx, &instrument.instrument_id)
+            .require_movable_in_tx(&mut tx, &instrument.instrument_id)
             .await?;
         if refusal.is_none()
             && !self

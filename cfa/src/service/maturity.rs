@@ -57,9 +57,10 @@ impl Service {
     ///
     /// # Errors
     /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
-    /// `NotMatured`, a refused `record_date`, `PlacementUnderWay`, `NothingToPay`. After the stop
-    /// of trading, with the issue MATURED and no redemption recorded: `OperationsOpen`,
-    /// `Unavailable` of the ledger, and `NothingToPay` for units that an operation moved meanwhile.
+    /// `NotMatured`, a refused `record_date`, `PlacementUnderWay`, `NothingToPay`, `HoldersMoving`.
+    /// After the stop of trading, with the issue MATURED and no redemption recorded:
+    /// `OperationsOpen`, `Unavailable` of the ledger, and `NothingToPay` for units that an
+    /// operation moved meanwhile.
     pub async fn start_redemption(
         &self,
         meta: &RequestMeta,
@@ -178,9 +179,7 @@ impl Service {
         let stopped_in_time = instrument.status == InstrumentStatus::Matured
             && instrument.updated_at_us <= cut_off_us;
         let at_us = (!stopped_in_time).then_some(cut_off_us);
-        let mut holders = self
-            .all_holders(&instrument.contract_address, at_us)
-            .await?;
+        let mut holders = self.all_holders(instrument, at_us).await?;
         // Current holders have no burned units.
         if at_us.is_some() {
             self.leave_out_redeemed(&instrument.instrument_id, &mut holders)
@@ -217,7 +216,7 @@ impl Service {
     }
 
     async fn has_holders(&self, instrument: &Instrument) -> Result<bool, Error> {
-        let holders = self.all_holders(&instrument.contract_address, None).await?;
+        let holders = self.all_holders(instrument, None).await?;
         Ok(!holders.is_empty())
     }
 
@@ -280,6 +279,7 @@ impl Service {
         if !instrument.status.may_become(InstrumentStatus::Matured) {
             return Err(Refusal::InstrumentNotActive.into());
         }
+        self.require_not_moving(&instrument.instrument_id).await?;
         instrument.status = InstrumentStatus::Matured;
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;

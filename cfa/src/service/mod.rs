@@ -16,6 +16,7 @@
 //! | `instruments`, `decision`, `maturity` | life cycle of an issue |
 //! | `coupons` | coupons by the calendar of an issue |
 //! | `distribution` | pays the holders for a redemption or a coupon, in parts |
+//! | `moves` | moves all holders of an issue to a new token |
 //! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
 //! | `anchor` | the ends of the ledger's hash chains, on the chain |
 //! | `compare` | the continuous comparison of chain and ledger |
@@ -39,6 +40,7 @@ mod instruments;
 mod integrity;
 mod issue;
 mod maturity;
+mod moves;
 mod offer_limits;
 mod offers;
 mod placements;
@@ -126,7 +128,8 @@ pub struct Service {
     pub health: rpc::Health,
     /// One lock per idempotency key of a stored answer or a registration. Lock order: first.
     call_locks: KeyedMutex<CallKey>,
-    /// One lock per operation, batch, instrument, redemption, coupon, offer or freeze.
+    /// One lock per operation, batch, instrument, redemption, coupon, offer, freeze or move. Lock
+    /// order: a move before its instrument.
     object_locks: KeyedMutex<String>,
     /// One lock per deposit: it is issued or refunded, not both. Lock order: before `object_locks`.
     deposits: KeyedMutex<String>,

@@ -202,7 +202,7 @@ impl Service {
         }
         let mut tx = self.repo.begin().await?;
         self.repo
-            .require_unmatured_in_tx(&mut tx, &operation.instrument_id)
+            .require_movable_in_tx(&mut tx, &operation.instrument_id)
             .await?;
         if let Inserted::Exists(stored) = self
             .repo

@@ -2,6 +2,9 @@
 //!
 //! The registry equals the state of the chain (specification 1.1, R030). A read first applies new
 //! blocks. Events of other contracts are ignored: any account can emit one, with any amount.
+//!
+//! A token whose holders are moved to a new one keeps its rows as of the pause before the move:
+//! they answer for times before the end of the move, later times are read from the new token.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -183,12 +186,12 @@ impl Service {
         self.catch_up_registry().await?;
         let last = self.chain.stored_last_read_block().await?;
         let mut transfers = Vec::new();
-        let tokens = self.repo.tokens().await?;
-        let tokens = tokens
-            .iter()
-            .map(|(token, _)| parse_token(token))
-            .collect::<Result<Vec<_>, Error>>()?;
-        let mut instruments: HashMap<Address, Instrument> = HashMap::new();
+        let mut instruments = self.moved_instruments().await?;
+        let mut tokens: BTreeSet<Address> = instruments.keys().copied().collect();
+        for (token, _) in self.repo.tokens().await? {
+            tokens.insert(parse_token(&token)?);
+        }
+        let tokens: Vec<Address> = tokens.into_iter().collect();
         let mut next = from;
         while next <= last && next - from < REPLAY_BLOCKS && transfers.len() < REPLAY_TRANSFERS {
             let through = last.min(next + BLOCKS - 1);
@@ -215,6 +218,17 @@ impl Service {
         })
     }
 
+    /// Instruments by the tokens that their holders were, or are being, moved from and to.
+    async fn moved_instruments(&self) -> Result<HashMap<Address, Instrument>, Error> {
+        let mut instruments = HashMap::new();
+        for (instrument_id, old, new) in self.repo.moved_tokens().await? {
+            let instrument = self.require_instrument(&instrument_id).await?;
+            instruments.insert(parse_token(&old)?, instrument.clone());
+            instruments.insert(parse_token(&new)?, instrument);
+        }
+        Ok(instruments)
+    }
+
     /// A page of holders with units, newest holder first, and the supply. With `as_of_us`, after
     /// the last block sealed at or before that time.
     pub async fn holders(
@@ -225,13 +239,13 @@ impl Service {
         limit: i64,
     ) -> Result<(Vec<ListedHolder>, i64), Error> {
         self.catch_up_registry().await?;
-        let token = &instrument.contract_address;
-        self.require_not_quarantined(token).await?;
+        let token = self.token_of(instrument, as_of_us).await?;
+        self.require_not_quarantined(&token).await?;
         let holders = match as_of_us {
-            Some(at_us) => self.repo.holders_at(token, at_us, bound, limit).await?,
-            None => self.repo.holders(token, bound, limit).await?,
+            Some(at_us) => self.repo.holders_at(&token, at_us, bound, limit).await?,
+            None => self.repo.holders(&token, bound, limit).await?,
         };
-        let supply = self.repo.registry_supply(token, as_of_us).await?;
+        let supply = self.repo.registry_supply(&token, as_of_us).await?;
         let mut locked = match as_of_us {
             Some(_) => HashMap::new(),
             None => self.locked(&holders, &instrument.instrument_id).await?,
@@ -243,6 +257,14 @@ impl Service {
         Ok((listed.collect(), supply))
     }
 
+    /// The token whose registry has the holders, now or at a past time.
+    async fn token_of(&self, instrument: &Instrument, at_us: Option<i64>) -> Result<String, Error> {
+        match at_us {
+            Some(at_us) => self.repo.token_at(&instrument.instrument_id, at_us).await,
+            None => Ok(instrument.contract_address.clone()),
+        }
+    }
+
     /// A page of the registry's holders with their balances on the chain now.
     pub async fn chain_balances(
         &self,
@@ -252,20 +274,27 @@ impl Service {
     ) -> Result<Vec<(Holder, u128)>, Error> {
         self.catch_up_registry().await?;
         let token = self.token(instrument)?;
+        let next = self.next_token(instrument).await?;
         let holders = (self.repo)
             .holders(&instrument.contract_address, bound, limit)
             .await?;
         let reads = stream::iter(holders).map(|holder| async move {
-            let units = self.units_of(&token, &holder.address).await?;
+            let units = self.units_of(&token, next.as_ref(), &holder.address);
+            let units = units.await?;
             Ok::<_, Error>((holder, units))
         });
         reads.buffered(CHAIN_READS).try_collect().await
     }
 
-    async fn units_of(&self, token: &Address, address: &str) -> Result<u128, Error> {
+    async fn units_of(
+        &self,
+        token: &Address,
+        next: Option<&Address>,
+        address: &str,
+    ) -> Result<u128, Error> {
         let holder = address.parse();
         let holder = holder.map_err(|_| Error::Damaged(format!("holder {address}")))?;
-        Ok(self.chain.balance_of(token, &holder).await?)
+        self.units_in(token, next, &holder).await
     }
 
     /// Ends the quarantine of a token: the registry continues with the balances that the chain has
@@ -299,7 +328,7 @@ impl Service {
         let mut addresses = self.repo.addresses_of(text).await?;
         addresses.extend(self.addresses_in(token, since, head).await?);
         let reads = stream::iter(addresses).map(|address| async move {
-            let units = self.units_of(&token, &address).await?;
+            let units = self.units_of(&token, None, &address).await?;
             let units = i64::try_from(units).map_err(|_| Refusal::StillImpossible)?;
             Ok::<_, Error>((address, units))
         });
@@ -393,10 +422,12 @@ impl Service {
     /// All holders with units, now or at `at_us`.
     pub(super) async fn all_holders(
         &self,
-        token: &str,
+        instrument: &Instrument,
         at_us: Option<i64>,
     ) -> Result<Vec<Holder>, Error> {
         const PAGE: i64 = 1_000;
+        let token = self.token_of(instrument, at_us).await?;
+        let token = token.as_str();
         self.require_not_quarantined(token).await?;
         let mut all: Vec<Holder> = Vec::new();
         loop {
@@ -422,11 +453,11 @@ impl Service {
     }
 }
 
-fn block_time_us(time_s: u64) -> i64 {
+pub(super) fn block_time_us(time_s: u64) -> i64 {
     i64::try_from(time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000
 }
 
-fn parse_token(text: &str) -> Result<Address, Error> {
+pub(super) fn parse_token(text: &str) -> Result<Address, Error> {
     let token = text.parse();
     token.map_err(|_| Error::Damaged(format!("token address {text}")))
 }

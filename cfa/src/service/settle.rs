@@ -52,6 +52,10 @@ struct SentTrade {
 impl Service {
     /// Stores and submits a batch. A repeat of `batch_id` returns the stored batch, after
     /// submitting it if necessary.
+    ///
+    /// # Errors
+    /// `Unavailable` also while the holders of one of the instruments are being moved to a new
+    /// token: nothing is stored, and the batch is sent again.
     pub async fn settle_trades(
         &self,
         meta: &RequestMeta,
@@ -68,6 +72,11 @@ impl Service {
         let now_us = self.now_us();
         let mut contents = Contents::new(batch_id, legs.len());
         let mut tx = self.repo.begin().await?;
+        let tokens = instruments.iter();
+        let tokens = tokens.map(|(id, of)| (id.as_str(), of.contract_address.as_str()));
+        self.repo
+            .require_tokens_in_tx(&mut tx, &tokens.collect())
+            .await?;
         let trade_ids: Vec<&str> = legs.iter().map(|leg| leg.trade_id.as_str()).collect();
         let mut stored = self.repo.stored_trades_in_tx(&mut tx, &trade_ids).await?;
         for leg in legs {

@@ -1,6 +1,6 @@
 //! Background tasks. One applies new blocks to the holder registry. The other, the sweep, resumes
 //! operations after a crash or an unavailable peer (T13), polls payouts without an event (T29),
-//! starts redemptions at maturity, pays coupons, and closes placements.
+//! starts redemptions at maturity, pays coupons, closes placements, and moves holders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,6 +122,7 @@ impl Service {
         log_failure("offers", "", self.sweep_offers(before_us).await);
         log_failure("placements", "", self.close_due_placements().await);
         log_failure("freezes", "", self.sweep_freezes(before_us).await);
+        log_failure("moves of holders", "", self.sweep_moves().await);
         log_failure("limits", "", self.end_limits().await);
         log_failure("limits", "", self.end_offer_limits().await);
         log_failure("quarantined tokens", "", self.halt_quarantined().await);

@@ -22,7 +22,7 @@ use testkit::plans::{self, Allowed};
 
 use crate::world::*;
 
-const ALLOWED: [Allowed; 11] = [
+const ALLOWED: [Allowed; 12] = [
     Allowed {
         statement: "SELECT hash, bytecode FROM code",
         reason: "the embedded chain reads its whole state at startup",
@@ -42,6 +42,10 @@ const ALLOWED: [Allowed; 11] = [
     Allowed {
         statement: "FROM registry_quarantine",
         reason: "one row per token with impossible transfers",
+    },
+    Allowed {
+        statement: "FROM token_move AS m CROSS JOIN instrument",
+        reason: "one row per move of the holders of an issue",
     },
     Allowed {
         statement: "FROM _sqlx_migrations",
@@ -383,6 +387,51 @@ async fn pay_coupon(world: &mut World) {
     refused.expect_err("paid");
 }
 
+/// A move of all holders of an issue, one of whom has a frozen address.
+async fn move_holders(world: &mut World) {
+    let register = world.register(|request| request.symbol = "BOND-5".into());
+    register.await.expect("registered");
+    world.issue("BOND-5", "bob", "2").await;
+    let freeze = pb::FreezeUnitsRequest {
+        context: context(&key()),
+        instrument_id: "BOND-5".into(),
+        holder_id: "bob".into(),
+        amount: None,
+        basis: pb::EnforcementBasis::Court.into(),
+        document: "Decision 4".into(),
+    };
+    world.cfa.freeze_units(freeze).await.expect("frozen");
+    let halt = pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-5".into(),
+        status: pb::InstrumentStatus::Halted.into(),
+        ..Default::default()
+    };
+    world.cfa.update_instrument(halt).await.expect("halted");
+    let request = pb::MoveHoldersRequest {
+        context: context(&key()),
+        instrument_id: "BOND-5".into(),
+        reason: "test".into(),
+    };
+    world.cfa.move_holders(request).await.expect("moving");
+    for _ in 0..3_000 {
+        world.resume_operations().await;
+        let request = pb::GetHolderMoveRequest {
+            context: None,
+            instrument_id: "BOND-5".into(),
+        };
+        let found = world.cfa.get_holder_move(request).await.expect("a move");
+        let found = found.into_inner().holder_move.expect("a move");
+        if found.status() == pb::HolderMoveStatus::Done {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let replay = pb::ReplayChainTransfersRequest::default();
+    let replayed = world.cfa.replay_chain_transfers(replay).await;
+    replayed.expect("replayed");
+}
+
 /// Every list with the filters of its callers.
 async fn lists(world: &mut World, tx_hash: String) {
     for user_id in ["", "alice"] {
@@ -511,6 +560,7 @@ async fn no_statement_scans_a_table() {
     place(&mut world).await;
     redeem(&mut world).await;
     pay_coupon(&mut world).await;
+    move_holders(&mut world).await;
     world.resume_operations().await;
     let burn = operations_of(&mut world, "payout-1").await.remove(0);
     lists(&mut world, burn.onchain_tx_hash).await;
@@ -633,6 +683,15 @@ async fn no_statement_scans_a_table() {
         "FROM holding_history INDEXED BY holding_history_at",
         "FROM operation INDEXED BY operation_maturing",
         "CROSS JOIN operation AS o INDEXED BY operation_redeemed",
+        "FROM token_move WHERE move_id =",
+        "FROM token_move INDEXED BY token_move_of",
+        "FROM token_move INDEXED BY token_move_open WHERE instrument_id =",
+        "FROM token_move INDEXED BY token_move_open WHERE finished_at_us IS NULL",
+        "FROM token_move INDEXED BY token_move_past",
+        "UPDATE token_move SET",
+        "FROM json_each($1) AS v WHERE EXISTS (SELECT 1 FROM token_move",
+        "FROM enforcement_act INDEXED BY act_whole_of",
+        "FROM holding WHERE token = $1 AND address >",
         "FROM extract INDEXED BY extract_of_actor",
         "FROM extract WHERE extract_id =",
         "FROM audit_records WHERE sequence = (SELECT MAX(sequence) FROM audit_records)",

@@ -20,6 +20,7 @@ use tonic::service::Routes;
 
 use crate::coupons::{coupon_becomes, issue_ends, matured_world, past_world, redeem_unit};
 use crate::issues::revert_under;
+use crate::moves::{ended as move_ended, moving, set_status};
 use crate::redeem::{hold, redeem};
 use crate::trades::{assert_transferred_once, leg, market_world, settle, wait_batch};
 use crate::world::*;
@@ -38,6 +39,8 @@ const REVERTS: &str = "reverts";
 const COUPON_DAY_FOLDER: &str = "CFA_CRASH_COUPON_DAY_FOLDER";
 /// Folder of the child that redeems a unit of a matured issue, then the issue.
 const MATURED_FOLDER: &str = "CFA_CRASH_MATURED_FOLDER";
+/// Folder of the child that moves the holders of an issue.
+const MOVES_FOLDER: &str = "CFA_CRASH_MOVES_FOLDER";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
 /// The deposit that is issued, then redeemed in part.
@@ -476,6 +479,50 @@ async fn t24_killed_after_a_refused_transfer_is_reversed_its_units_are_available
     assert_eq!(world.tokens("BOND-1", "alice").await, 0);
     assert_eq!(world.tokens("BOND-1", "bob").await, 100);
     world.stop().await;
+}
+
+/// The child process that is killed while it moves the holders of an issue. Does nothing in an
+/// ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_moves_holders_and_is_killed() {
+    let Ok(folder) = std::env::var(MOVES_FOLDER) else {
+        return;
+    };
+    let mut world = World::start(Path::new(&folder)).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "bob", "100").await;
+    let halted = set_status(&mut world, pb::InstrumentStatus::Halted).await;
+    halted.expect("halted");
+    let started = world.cfa.move_holders(moving("BOND-1")).await;
+    started.expect("moving");
+    let driven = tokio::time::timeout(PATIENCE, move_ended(&mut world)).await;
+    panic!("not killed at the failpoint: {driven:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_after_each_step_of_a_move_all_holders_are_in_the_new_token() {
+    // One part, and nine other transactions.
+    let steps = (1..=10).map(|time| format!("{}:{time}", failpoint::MOVE_STEP));
+    let submitted = [2, 7].map(|time| format!("{}:{time}", failpoint::MOVE_SUBMITTED));
+    let others = [failpoint::MOVE_LISTED, failpoint::MOVE_ENDED].map(str::to_owned);
+    for place in steps.chain(submitted).chain(others) {
+        let folder = tempfile::tempdir().expect("folder");
+        let child = ("crash::child_moves_holders_and_is_killed", MOVES_FOLDER);
+        killed(child, folder.path(), &place).await;
+        let mut world = World::start(folder.path()).await;
+        let moved = move_ended(&mut world).await;
+        let token = world.instrument("BOND-1").await.smart_contract_address;
+        assert_eq!(moved.new_contract_address, token, "{place}");
+        assert_eq!(moved.parts_done, 1, "{place}");
+        assert_eq!(world.tokens("BOND-1", "bob").await, 100, "{place}");
+        assert_eq!(world.supply("BOND-1").await, "100", "{place}");
+        let holders = [("bob".to_owned(), "100".to_owned())];
+        assert_eq!(world.holders("BOND-1").await, holders, "{place}");
+        let old = moved.old_contract_address.parse().expect("address");
+        let (left, _) = world.connector().total_supply(&old).await.expect("read");
+        assert_eq!(left, 0, "{place}");
+        world.stop().await;
+    }
 }
 
 /// Two trades of one batch.

@@ -18,6 +18,7 @@ mod losing;
 mod maturity;
 mod metrics;
 mod missed;
+mod moves;
 mod node;
 mod offers;
 mod placement;

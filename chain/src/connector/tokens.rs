@@ -73,6 +73,13 @@ impl Connector {
         })
     }
 
+    /// Owner of a contract of either version.
+    #[boxed]
+    pub async fn owner_of(&self, contract: &Address) -> Result<Address, ChainError> {
+        let owner = self.call_view(contract, CfaToken::ownerCall {}).await?;
+        Ok(Address::from(owner))
+    }
+
     /// Document and terms of a token of version 2; `None` until they are set.
     #[boxed]
     pub async fn token_terms(&self, token: &Address) -> Result<Option<Terms>, ChainError> {

@@ -151,6 +151,8 @@ pub const ENTRIES: &[Entry] = entries! {
         "chain" "accept-break" "AcceptChainBreak";
         "chain" "anchors" "ListAnchors";
         "instrument" "lift-quarantine" "LiftQuarantine";
+        "instrument" "move-holders" "MoveHolders";
+        "instrument" "holder-move" "GetHolderMove";
         "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
         "cfa" "audit" "ListAuditRecords";

@@ -265,6 +265,8 @@ impl CfaRegistryService for Registry {
         list_anchors: ListAnchorsRequest => ListAnchorsResponse,
         accept_chain_break: AcceptChainBreakRequest => AcceptChainBreakResponse,
         lift_quarantine: LiftQuarantineRequest => LiftQuarantineResponse,
+        move_holders: MoveHoldersRequest => MoveHoldersResponse,
+        get_holder_move: GetHolderMoveRequest => GetHolderMoveResponse,
         replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
         get_supply: GetSupplyRequest => GetSupplyResponse,

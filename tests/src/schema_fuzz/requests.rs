@@ -113,8 +113,9 @@ fn instruments(stage: &Stage, name: &str) -> Option<Value> {
             json!({ "instrumentId": spare, "reason": "REDEMPTION_REASON_BUYBACK" })
         }
         "cfa.GetRedemption" => json!({ "instrumentId": spare, "pagination": { "pageSize": 5 } }),
-        // The issue has no coupons.
+        // The issue has no coupons, and its trading is not halted.
         "cfa.RestartCoupon" => json!({ "instrumentId": spare, "number": 1 }),
+        "cfa.MoveHolders" => json!({ "instrumentId": spare, "reason": "a drill" }),
         "cfa.TransferCfa" => json!({
             "instrumentId": bond, "fromUserId": user.id, "toUserId": stage.other.id,
             "amount": one,
