@@ -661,6 +661,13 @@ fn r188_a_final_operation_of_the_ledger_that_is_set_back_is_found() {
         ),
         (
             vec![format!(
+                "UPDATE operations SET status = 5, finalized_at_us = NULL, tx_hash = NULL \
+                 WHERE operation_id = {FUNDING}"
+            )],
+            "final at the CFA service, not final in the ledger",
+        ),
+        (
+            vec![format!(
                 "UPDATE operations SET tx_hash = NULL WHERE operation_id = {FUNDING}"
             )],
             "final without a transaction",

@@ -1,15 +1,16 @@
 //! Operations read from the store's file, without a running service, to compare them with the
 //! ledger.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use sqlx::{Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
-use types::OperationType;
+use types::{OperationType, derived};
 
 use super::code;
 use crate::error::Error;
 use crate::model::{Flow, Status};
+use crate::placement::Stage;
 
 /// Operations of references: of an operation's id, or of a trade's.
 const BY_REFERENCE: &str = "SELECT k.value AS reference, o.* FROM json_each($1) AS k \
@@ -27,6 +28,28 @@ const OPEN_TRADES: &str = "SELECT operation_id, external_ref FROM operation \
 /// Transactions of batches among these.
 const BATCHES: &str = "SELECT DISTINCT b.tx_hash FROM json_each($1) AS k \
      CROSS JOIN batch AS b ON b.tx_hash = k.value";
+
+/// Pages of the rows that prove steps without an operation final, by key, and the steps of a row.
+/// A distribution is FUNDED once its funding is final, and has a transaction only of a part.
+const FINAL_STEPS: [(&str, fn(&str, i64) -> Vec<String>); 3] = [
+    (
+        "SELECT redemption_id, attempt FROM issue_redemption \
+         WHERE (redemption_id, attempt) > ($1, $2) \
+         AND (status IN (3, 4, 5) OR tx_hash IS NOT NULL) ORDER BY redemption_id LIMIT 1000",
+        |id, _| vec![format!("{id}:fund")],
+    ),
+    (
+        "SELECT instrument_id, number FROM coupon WHERE (instrument_id, number) > ($1, $2) \
+         AND (status IN (3, 4, 5) OR tx_hash IS NOT NULL) \
+         ORDER BY instrument_id, number LIMIT 1000",
+        |id, number| vec![format!("{}:fund", derived::coupon(id, number as u32))],
+    ),
+    (
+        "SELECT instrument_id, stage FROM placement WHERE (instrument_id, stage) > ($1, $2) \
+         AND stage > 4 ORDER BY instrument_id LIMIT 1000",
+        steps_below,
+    ),
+];
 
 /// First ended batches with more final trades than they have settled, and final trades of no batch.
 /// The batches are sealed, their trades are not. Missing trades are found from the ledger: a trade
@@ -194,6 +217,37 @@ impl OperationRecords {
         Ok(query.fetch_all(&mut self.db).await?)
     }
 
+    /// Those of these ids that are steps which the tables of distributions and placements prove
+    /// final: `<id>:fund` of a distribution, or any attempt at it `<id>:fund:try-<n>`, because all
+    /// attempts have ended when one is final; `placement:<issue>:mint`, `:pay` and `:burn` below
+    /// the stage of the placement.
+    ///
+    /// # Errors
+    /// [`Error`]: the file cannot be read.
+    pub async fn final_steps(&mut self, ids: &[String]) -> Result<Vec<String>, Error> {
+        let mut found = Vec::new();
+        if ids.is_empty() {
+            return Ok(found);
+        }
+        for (sql, steps_of) in FINAL_STEPS {
+            let mut after = (String::new(), 0_i64);
+            loop {
+                let page: Vec<(String, i64)> = sqlx::query_as(sql)
+                    .bind(&after.0)
+                    .bind(after.1)
+                    .fetch_all(&mut self.db)
+                    .await?;
+                let Some(last) = page.last() else { break };
+                after.clone_from(last);
+                let steps = page.iter().flat_map(|(id, number)| steps_of(id, *number));
+                let steps: HashSet<String> = steps.collect();
+                let is_final = |id: &&String| steps.contains(without_attempt(id));
+                found.extend(ids.iter().filter(is_final).cloned());
+            }
+        }
+        Ok(found)
+    }
+
     /// Checks the trades against their batches. Returns what contradicts: `batch` or `trade`, and
     /// its id.
     ///
@@ -234,6 +288,24 @@ impl OperationRecords {
     pub async fn close(self) -> Result<(), Error> {
         Ok(self.db.close().await?)
     }
+}
+
+/// The steps of a placement before this stage: final, or not needed and not in the ledger.
+fn steps_below(instrument_id: &str, stage: i64) -> Vec<String> {
+    let steps = [
+        ("mint", Stage::Mint),
+        ("pay", Stage::Pay),
+        ("burn", Stage::Burn),
+    ];
+    let below = steps.iter().filter(|(_, of)| i64::from(of.code()) < stage);
+    below
+        .map(|(step, _)| format!("placement:{instrument_id}:{step}"))
+        .collect()
+}
+
+/// The id of the first attempt at a step.
+fn without_attempt(id: &str) -> &str {
+    id.rsplit_once(":try-").map_or(id, |(first, _)| first)
 }
 
 /// Type of the ledger's operation. The ledger posts the issue of CFA-RUB as a deposit.

@@ -14,11 +14,14 @@ mod losing;
 #[allow(dead_code)]
 mod world;
 
+use std::path::Path;
+
 use events::Log;
 use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::market::v1 as market;
 use testkit::plans::{self, Allowed};
+use types::derived;
 
 use crate::world::*;
 
@@ -544,6 +547,26 @@ async fn compare(world: &mut World) {
     accept(world, &found).await;
 }
 
+/// The steps without an operation that the full check finds final.
+async fn final_steps(file: &Path) {
+    let redemption = derived::issue_redemption("BOND-2");
+    let coupon = derived::coupon("BOND-4", 1);
+    let ids = [
+        format!("{redemption}:fund"),
+        format!("{redemption}:fund:try-1"),
+        format!("{coupon}:fund"),
+        "placement:BOND-3:mint".to_owned(),
+        "placement:BOND-3:pay".to_owned(),
+        "placement:BOND-3:burn".to_owned(),
+        "placement:BOND-1:mint".to_owned(),
+        format!("{redemption}:part:0"),
+    ];
+    let mut records = cfa::OperationRecords::open(file).await.expect("opens");
+    let found = records.final_steps(&ids).await.expect("read");
+    assert_eq!(found, ids[..6]);
+    records.close().await.expect("closed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_scans_a_table() {
     let folder = tempfile::tempdir().expect("folder");
@@ -588,6 +611,7 @@ async fn no_statement_scans_a_table() {
     let mut world = World::with(folder.path(), settings).await;
     compare(&mut world).await;
     world.stop().await;
+    final_steps(&folder.path().join("cfa/cfa.sqlite")).await;
 
     // The service's stores, and those of the embedded log and the embedded chain.
     let files = [
@@ -702,6 +726,9 @@ async fn no_statement_scans_a_table() {
         "FROM batch WHERE status = 1",
         "FROM instrument WHERE status",
         "FROM issue_redemption WHERE status",
+        "FROM issue_redemption WHERE (redemption_id, attempt) >",
+        "FROM coupon WHERE (instrument_id, number) >",
+        "FROM placement WHERE (instrument_id, stage) >",
         "FROM issue_redemption WHERE status NOT IN (5, 6) AND status = 2",
         "FROM issue_redemption AS r INDEXED BY redemption_open",
         "FROM coupon AS c INDEXED BY coupon_open",

@@ -18,6 +18,8 @@ pub struct ReferencedOperation {
     /// `None`: of a later version.
     pub kind: Option<OperationType>,
     pub is_final: bool,
+    /// Reversed before it was final.
+    pub is_failed: bool,
     pub user_id: String,
     /// Operation of the CFA service, trade, or what the caller named.
     pub reference: String,
@@ -104,6 +106,7 @@ fn operation(row: ReferencedRow, amount: (String, i64)) -> ReferencedOperation {
         operation_id: row.operation_id,
         kind: OperationType::from_code(row.kind),
         is_final: row.status == OperationStatus::Finalized.code(),
+        is_failed: row.status == OperationStatus::Failed.code(),
         user_id: row.user_id,
         reference: row.external_ref,
         tx_hash: row.tx_hash.unwrap_or_default(),

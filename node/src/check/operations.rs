@@ -19,6 +19,8 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// Longest delivery of the event by which a redemption of CFA-RUB becomes final in the ledger, in
 /// microseconds.
 const EVENT_US: i64 = 600_000_000;
+/// Why an operation was set back.
+const FINAL_AT_CFA: &str = "final at the CFA service";
 
 /// Compares all operations.
 ///
@@ -47,7 +49,7 @@ pub async fn check(config: &Config) -> anyhow::Result<PartCheck> {
             break;
         }
     }
-    earlier.records.close().await.context("cfa")?;
+    part.findings.extend(earlier.set_back_steps().await?);
     let unknown = unknown_trades(config, &mut records, &mut ledger).await?;
     part.findings.extend(unknown);
     ledger.close().await.context("ledger")?;
@@ -79,6 +81,8 @@ struct Earlier {
     last_change_us: i64,
     /// Batches that settlement has not made final in the ledger yet.
     open_batches: HashSet<String>,
+    /// Steps in the ledger that are in progress, without a transaction.
+    open_steps: Vec<String>,
 }
 
 impl Earlier {
@@ -91,6 +95,7 @@ impl Earlier {
             records,
             last_change_us,
             open_batches: open_batches.with_context(|| file.display().to_string())?,
+            open_steps: Vec::new(),
         })
     }
 
@@ -100,21 +105,34 @@ impl Earlier {
         if page.is_empty() {
             return Ok(Vec::new());
         }
+        let open_steps = page
+            .iter()
+            .filter(|one| is_step(one) && one.tx_hash.is_empty() && !one.is_failed);
+        let open_steps = open_steps.map(|one| one.operation_id.clone());
+        self.open_steps.extend(open_steps);
         let references: Vec<&str> = page.iter().map(|one| one.reference.as_str()).collect();
         let found = self.records.find(&references).await.context("cfa")?;
         let fault = |one: &ReferencedOperation| match found.get(&one.reference) {
             Some(record) => {
                 let is_final = record.is_final && is_of(one, record) && !self.is_in_flight(record);
-                is_final.then_some("final at the CFA service")
+                is_final.then_some(FINAL_AT_CFA)
             }
             None => (is_step(one) && !one.tx_hash.is_empty()).then_some("has a final transaction"),
         };
         let faults = page
             .iter()
             .filter_map(|one| Some((&one.operation_id, fault(one)?)));
-        Ok(faults
-            .map(|(id, why)| format!("operation {id}: {why}, not final in the ledger"))
-            .collect())
+        Ok(faults.map(|(id, why)| set_back(id, why)).collect())
+    }
+
+    /// Steps in progress whose end the distribution or placement has stored. It stores it after the
+    /// step is final in the ledger. Closes the records.
+    async fn set_back_steps(mut self) -> anyhow::Result<Vec<String>> {
+        let found = self.records.final_steps(&self.open_steps).await;
+        let found = found.context("cfa")?;
+        self.records.close().await.context("cfa")?;
+        let faults = found.iter().map(|id| set_back(id, FINAL_AT_CFA));
+        Ok(faults.collect())
     }
 
     /// Whether the ledger may get a final operation's finality later than the CFA service has it.
@@ -127,6 +145,10 @@ impl Earlier {
             record.kind == OperationType::Redemption && record.instrument_id == CFA_RUB;
         is_by_event && record.finalized_at_us.saturating_add(EVENT_US) > self.last_change_us
     }
+}
+
+fn set_back(operation_id: &str, why: &str) -> String {
+    format!("operation {operation_id}: {why}, not final in the ledger")
 }
 
 /// Trades of the CFA service that are not final and not in the ledger, although settlement has
@@ -391,6 +413,7 @@ mod tests {
             operation_id: "op".to_owned(),
             kind: Some(OperationType::TradeBuy),
             is_final: true,
+            is_failed: false,
             user_id: "boris".to_owned(),
             reference: "trade".to_owned(),
             tx_hash: "0xab".to_owned(),
