@@ -71,6 +71,7 @@ fn hold_refusal(status: &tonic::Status) -> RejectReason {
         Some("LIMIT_EXCEEDED") => RejectReason::LimitExceeded,
         Some("HOLD_NOT_FOUND" | "SUB_ACCOUNT_NOT_FOUND") => RejectReason::UnknownHold,
         Some("INVALID_ARGUMENT") => RejectReason::Malformed,
+        Some("INSTRUMENT_MATURED") => RejectReason::InstrumentMatured,
         _ => RejectReason::NotReady,
     }
 }

@@ -6,6 +6,7 @@ use proto::ledger::v1 as books;
 use proto::market::v1::*;
 use tonic::Code;
 use types::Sequence;
+use wire::ServerMessage;
 
 use crate::doubles::ReleaseLatch;
 use crate::world::*;
@@ -529,7 +530,7 @@ async fn t49_an_abandoned_trading_hold_is_closed_unless_its_user_is_back() {
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
     ann.send(0, wire::Logout {}).await.unwrap();
     until(&mut reports, |m| match m {
-        wire::ServerMessage::Disconnect(end) => Some(end.code),
+        ServerMessage::Disconnect(end) => Some(end.code),
         _ => None,
     })
     .await;
@@ -574,7 +575,7 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
         .await
         .unwrap();
     let reason = until(&mut reports, |m| match m {
-        wire::ServerMessage::Rejected(rejected) => Some(rejected.reason),
+        ServerMessage::Rejected(rejected) => Some(rejected.reason),
         _ => None,
     });
     assert_eq!(reason.await, types::RejectReason::UserBlocked);
@@ -663,6 +664,20 @@ async fn r102_no_units_of_a_matured_issue_enter_a_trading_hold() {
     assert_eq!(world.balance("bob", BOND).await.2, "10");
     let more = adjust(&world, "ann", &hold.hold_id, "5").await;
     assert_eq!(refused(more.unwrap_err()), matured);
+    let (session, mut reports) = world.session(login("ann", "a")).await;
+    let more = wire::SetTradingHold {
+        request_id: 1,
+        asset: 1,
+        undrawn_minor: 1_000,
+    };
+    session.send(0, more).await.unwrap();
+    let answer = loop {
+        if let ServerMessage::TradingHold(answer) = next_report(&mut reports).await.message {
+            break answer;
+        }
+    };
+    let reason = types::RejectReason::InstrumentMatured;
+    assert_eq!(answer.outcome, reason.code());
     // A repeat of the call that opened the hold returns it. Less is never refused.
     world.open_hold("ann", BOND, "4").await;
     let less = adjust(&world, "ann", &hold.hold_id, "1").await.unwrap();
