@@ -2,6 +2,7 @@
 
 mod desk;
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -278,8 +279,13 @@ fn copy(from: &Path, to: &Path) {
         if entry.file_type().expect("known").is_dir() {
             std::fs::create_dir_all(&target).expect("made");
             copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), &target).expect("copied");
+            continue;
+        }
+        // The journal prepares its next segment meanwhile and then renames it; it has no records.
+        let prepared = entry.path().extension().is_some_and(|end| end == "part");
+        match std::fs::copy(entry.path(), &target) {
+            Err(error) if prepared && error.kind() == ErrorKind::NotFound => {}
+            copied => drop(copied.expect("copied")),
         }
     }
 }
