@@ -78,8 +78,14 @@ async fn run(node: &Node, chain: &ChainHandle) {
     let known = connector.submit("first", &call("first")).await;
     assert_eq!(known.expect("known").tx_hash, first.tx_hash);
     node.script().mine();
-    // The watcher has read the block.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // The watcher has read the block, since it has finalised the one two below it.
+    let head = node.script().head();
+    until(|| {
+        let last_final = connector.last_read_block();
+        let number = *last_final.borrow();
+        number + 2 >= head
+    })
+    .await;
     {
         let mut script = node.script();
         script.remove_blocks(1);

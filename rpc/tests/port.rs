@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::exposition::{Family, families};
@@ -507,6 +508,21 @@ async fn a_deadline_ends_a_call_that_hangs() {
     .await
     .unwrap();
     assert_eq!(answer.status(), StatusCode::GATEWAY_TIMEOUT);
+}
+
+/// D33: the default deadline.
+// rows: R341
+#[tokio::test]
+async fn r341_a_call_without_a_deadline_ends_after_ten_seconds() {
+    let bank = Bank::default();
+    bank.hang();
+    let slot = testkit::in_memory(bank.service().routes);
+    let mut hanging = SandboxBankServiceClient::new(Channel::local(&slot, TOKEN));
+    let started = Instant::now();
+    let asked = hanging.get_bank_balance(GetBankBalanceRequest::default());
+    let status = in_time(asked).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert!(started.elapsed() >= Duration::from_secs(10));
 }
 
 #[tokio::test]

@@ -143,7 +143,8 @@ async fn a_bad_snapshot_is_skipped_for_the_one_before_it() {
     let replica = follow(&handle, service);
     let mut last = Sequence::ZERO;
     for round in 0..4 {
-        last = trade(&desk, 7 + round, 260).await;
+        // More than 200 commands, so that each round has a snapshot of its own.
+        last = trade(&desk, 7 + round, 300).await;
         handle.commit().wait(last).await.expect("durable");
         wait_for_snapshot(dir.path(), Sequence(last.get() - 200));
     }

@@ -55,11 +55,13 @@ async fn assert_idle(replica: &Replica, backlog: &Backlog, last: Sequence) {
         while replica.settlement().finalized < last {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // Several report intervals without a new record.
+        // Several report intervals without a new record, once all are reported.
         loop {
             let end = replica.assigned();
             tokio::time::sleep(Duration::from_millis(1_000)).await;
-            if replica.assigned() == end {
+            let known = replica.settlement();
+            let is_reported = (known.posted, known.finalized) == (end, end);
+            if is_reported && replica.assigned() == end {
                 break end;
             }
         }

@@ -457,8 +457,9 @@ fn run_command(
                 address.to_string(),
             )
         }))
-        // A read waits this long for the replica, so that a slow disk fails no test.
-        .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "5000")
+        // A read waits this long for replica and history, so that a slow disk fails no test.
+        .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "20000")
+        .env("PLATFORM_MARKET__READ_WAIT_MS", "20000")
         // All tests call as one operator and one treasury, which would exceed the rate per caller.
         .env("PLATFORM_CALLS__WRITES_PER_S", "0")
         .envs(env.iter().copied())

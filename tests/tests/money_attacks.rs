@@ -619,12 +619,12 @@ fn a_webhook_with_many_signatures_costs_no_time() {
             ..webhook
         };
         let begun = std::time::Instant::now();
-        for _ in 0..16 {
+        for _ in 0..64 {
             let refusal = platform.post_webhook(&many).await.expect_err("refused");
             assert!((400..500).contains(&refusal.http), "{refusal:?}");
         }
         // An HMAC per signature took minutes.
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < tests::process::PATIENCE);
     });
 }
 

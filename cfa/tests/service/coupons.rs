@@ -54,7 +54,7 @@ async fn statuses(world: &mut World) -> Vec<pb::CouponStatus> {
 
 /// Sweeps until the coupon has this status.
 pub async fn coupon_becomes(world: &mut World, number: usize, status: pb::CouponStatus) {
-    for _ in 0..200 {
+    for _ in 0..3_000 {
         world.resume_operations().await;
         if statuses(world).await[number - 1] == status {
             return;
@@ -122,7 +122,7 @@ pub async fn matured_world(folder: &std::path::Path) -> World {
 
 /// Sweeps until the issue is redeemed.
 pub async fn issue_ends(world: &mut World) -> pb::IssueRedemption {
-    for _ in 0..200 {
+    for _ in 0..3_000 {
         world.resume_operations().await;
         if world.instrument("BOND-1").await.status() == pb::InstrumentStatus::Redeemed {
             let request = pb::GetRedemptionRequest {

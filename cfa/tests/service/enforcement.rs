@@ -339,7 +339,7 @@ async fn money(world: &mut World) -> (String, String) {
 
 /// The only freeze of Alice's money, once the contract has it.
 async fn frozen_money(world: &mut World) -> pb::EnforcementAct {
-    for _ in 0..1_000 {
+    for _ in 0..3_000 {
         world.resume_operations().await;
         let request = pb::ListEnforcementActsRequest::default();
         let listed = world.cfa.list_enforcement_acts(request).await;

@@ -452,9 +452,17 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
     register.await.expect("registered");
     let trade = open_trade(&mut world, &gate).await;
     world.clock.advance_us(DAY_US / 24);
+    let part = "redemption of BOND-1";
     let mut cfa = world.cfa.clone();
     let settled = async {
         trading_stops(cfa.clone()).await;
+        // The sweep counts at once. If it waited for the trade, it would not count within 3 s.
+        let counted = async {
+            while !world.service.health.failing().contains_key(part) {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        };
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(3), counted).await;
         gate.pass();
         cfa.settle_trades(trade).await.expect("submitted");
         let request = pb::GetTradeBatchRequest {
@@ -468,7 +476,6 @@ async fn r097_a_sweep_does_not_wait_for_units_in_flight() {
     };
     // The trade becomes final after the sweep has counted open operations.
     tokio::join!(world.resume_operations(), settled);
-    let part = "redemption of BOND-1";
     assert_eq!(
         world.service.health.failing()[part],
         "waits for 1 open operations"

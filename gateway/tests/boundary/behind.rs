@@ -71,7 +71,9 @@ fn assert_history_behind(refusal: Status) {
 async fn a_history_that_is_behind_delays_no_change_of_an_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::unsettled();
-    settings.gateway.read_wait_ms = 100;
+    // Several calls wait for this long in vain. It is also the limit of every other access to the
+    // store, so a thread that loses its core for a moment must not use it up.
+    settings.gateway.read_wait_ms = 1_000;
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "100000", "0").await;
     world.user("bob", "0", "100").await;
@@ -227,6 +229,8 @@ async fn r178_an_order_is_not_read_while_the_replica_lags() {
         ..Settings::unsettled()
     };
     settings.gateway.replica_wait_ms = 100;
+    // The first cancel waits for this long in vain.
+    settings.gateway.read_wait_ms = 3_000;
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "100000", "0").await;
     let mut ann = world.session(with_money("ann", "a")).await;

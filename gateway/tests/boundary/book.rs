@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
+use types::Side;
 
 use crate::world::*;
 
@@ -91,6 +92,45 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
             "INSTRUMENT_NOT_FOUND".into()
         )
     );
+    world.stop().await;
+}
+
+/// D40: 50 levels per side if the caller names no number, and 1,000 at most.
+// rows: R177
+#[tokio::test]
+async fn d40_a_book_has_50_levels_per_side_by_default_and_1000_at_most() {
+    const LEVELS: u64 = 1_010;
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::with(folder.path(), Settings::unthrottled()).await;
+    world.user("ann", "100000", "0").await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    // Prices of 1.01 to 11.10 roubles.
+    for (id, price) in (1..=LEVELS).zip(101..) {
+        ann.send(0, wire_order(id, Side::Buy, price, 1))
+            .await
+            .unwrap();
+    }
+    until(&mut of_ann, |m| {
+        ack(m).filter(|ack| ack.client_order_id == LEVELS)
+    })
+    .await;
+    for (depth, expected) in [
+        (0, 50),
+        (60, 60),
+        (1_000, 1_000),
+        (1_001, 1_000),
+        (u32::MAX, 1_000),
+    ] {
+        let request = GetOrderBookRequest {
+            context: None,
+            instrument_id: BOND.into(),
+            depth,
+        };
+        let answer = world.operator().get_order_book(request).await.unwrap();
+        let bids = answer.into_inner().snapshot.unwrap().bids;
+        assert_eq!(bids.len(), expected, "depth {depth}");
+        assert_eq!(bids[0].price.as_ref().unwrap().value, "11.10");
+    }
     world.stop().await;
 }
 
@@ -348,7 +388,7 @@ async fn r274_r275_r276_orders_trades_and_levels_of_an_instrument_are_counted() 
     assert_eq!(refused(dear.unwrap_err()).2, "INSUFFICIENT_BALANCE");
     let (session, mut reports) = world.session(with_money("ann", "metered")).await;
     session
-        .send(0, wire_order(1, types::Side::Buy, 100, 1))
+        .send(0, wire_order(1, Side::Buy, 100, 1))
         .await
         .unwrap();
     next_numbered(&mut reports).await;
@@ -385,7 +425,7 @@ async fn metrics_of_trading_grow_with_logins_and_requests() {
     let mut id = 0;
     until_true("every metric grows", async || {
         id += 1;
-        let order = wire_order(id, types::Side::Buy, 100, 1);
+        let order = wire_order(id, Side::Buy, 100, 1);
         session.send(0, order).await.unwrap();
         next_numbered(&mut reports).await;
         let now = values().await;

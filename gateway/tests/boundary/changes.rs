@@ -48,6 +48,21 @@ async fn r160_an_orders_own_hold_is_created_first_and_released_once() {
     let mut amounts: Vec<_> = own.iter().map(amount).collect();
     amounts.sort_unstable();
     assert_eq!(amounts, ["0.50", "500.00"]);
+    // The ledger publishes the creation of both.
+    let created = |event: &events::Event| -> books::HoldCreatedEvent {
+        prost::Message::decode(&*event.payload).unwrap()
+    };
+    let is_own = |event: &events::Event| {
+        event.short_type() == "HoldCreatedEvent" && created(event).reason.contains(&order.order_id)
+    };
+    let mut published = Vec::new();
+    for event in world.events(events::topics::LEDGER, 2, is_own).await {
+        let created = created(&event);
+        assert_eq!(created.subaccount_id, "ann:CFA-RUB");
+        published.push(text(&created.amount.unwrap().amount).to_owned());
+    }
+    published.sort_unstable();
+    assert_eq!(published, ["0.50", "500.00"]);
 
     let cancelled = world.cancel("ann", &order.order_id).await.unwrap();
     assert_eq!(

@@ -395,7 +395,9 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
 async fn a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
-    settings.gateway.read_wait_ms = 100;
+    // Two reads wait for this long in vain. It is also the limit of the orders' own writes, which
+    // wait for the disk.
+    settings.gateway.read_wait_ms = 1_000;
     let mut world = World::with(folder.path(), settings).await;
     world.user("ann", "1000", "0").await;
     let [first, second, third] = [1, 2, 3].map(|price| buy("ann", &price.to_string(), "1"));
@@ -447,13 +449,14 @@ async fn a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     let both = in_time("both cancels are answered", both).await;
     assert_eq!(both, (OrderStatus::Cancelled, 1));
     lock.close().await.unwrap();
-    let read = world
-        .trader("ann")
-        .get_order(request)
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(read.order.unwrap().status(), OrderStatus::Cancelled);
+    // The first reads may precede the history's catch-up.
+    let read = testkit::eventually(async || {
+        let read = world.trader("ann").get_order(request.clone()).await;
+        read.ok()
+    })
+    .await;
+    let order = read.into_inner().order.unwrap();
+    assert_eq!(order.status(), OrderStatus::Cancelled);
     world.stop().await;
 }
 

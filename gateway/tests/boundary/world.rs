@@ -68,7 +68,8 @@ impl Default for Settings {
                 quic_listen: ([127, 0, 0, 1], 0).into(),
                 gauge_interval_ms: 20,
                 // A slow disk must not fail a test.
-                replica_wait_ms: 5_000,
+                replica_wait_ms: 60_000,
+                read_wait_ms: 60_000,
                 ..GatewayConfig::default()
             },
             grace_ms: 50,

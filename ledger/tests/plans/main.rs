@@ -53,6 +53,7 @@ async fn no_statement_scans_a_table() {
     let world = World::new().await;
     workload::run(&world).await;
     world.assert_books_balance().await;
+    plans::until_recorded("DELETE FROM outbox WHERE position <=").await;
 
     let file = world.config().data_dir.join("ledger.sqlite");
     let explained = plans::explain(&[&file]).await;

@@ -260,7 +260,8 @@ async fn r323_late_money_is_found_by_a_poll_when_its_webhook_is_lost() {
 #[tokio::test]
 async fn r323_a_code_paid_with_another_amount_expires() {
     let world = World::start_with(|setup| {
-        setup.payments.intent_life_s = 1;
+        // The payment comes within it, also on a slow machine.
+        setup.payments.intent_life_s = 5;
         setup.payments.poll_first_ms = 20;
         setup.payments.poll_most_ms = 50;
     })

@@ -174,6 +174,7 @@ async fn users(folder: &Path) {
         used.into_iter().any(|amount| amount.value == "7.77")
     })
     .await;
+    plans::until_recorded("DELETE FROM outbox WHERE position <=").await;
     stop.cancel();
     slot.clear();
     handle.stopped().await;
@@ -241,6 +242,7 @@ async fn money(folder: &Path) {
     hand().list_transfers(list).await.unwrap();
     let balance = bank::GetBankBalanceRequest::default();
     hand().get_bank_balance(balance).await.unwrap();
+    plans::until_recorded("UPDATE webhooks SET state").await;
     stop.cancel();
     slot.clear();
     handle.stopped().await;

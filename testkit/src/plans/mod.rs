@@ -101,6 +101,18 @@ pub fn record() {
     tracing::subscriber::set_global_default(Statements).expect("one test per program");
 }
 
+/// Waits until a statement that contains `part` is recorded: that of a worker may come late.
+///
+/// # Panics
+/// None is within [`crate::PATIENCE`].
+pub async fn until_recorded(part: &str) {
+    let is_recorded = || {
+        let statements = STATEMENTS.lock().expect("no panic with the lock");
+        statements.iter().any(|statement| statement.contains(part))
+    };
+    crate::eventually(async || is_recorded().then_some(())).await;
+}
+
 /// Explains each recorded statement on the first of these SQLite files that can run it. Skips
 /// statements of other stores.
 ///

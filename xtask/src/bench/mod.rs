@@ -74,7 +74,7 @@ pub enum Task {
         trades: u64,
         #[arg(long, default_value_t = 16)]
         members: u32,
-        /// Folder for the data, about 60 GB for two million trades; default: the system's
+        /// Folder for the data, about 45 GB for two million trades; default: the system's
         /// temporary folder.
         #[arg(long)]
         dir: Option<PathBuf>,
