@@ -368,7 +368,7 @@ fn batch(batch: OpenBatch) -> pb::SettlementBatch {
     pb::SettlementBatch {
         batch_id: batch.batch_id,
         state: state.into(),
-        attempt: batch.attempt.into(),
+        attempt: batch.attempt,
         trade_ids: batch.trades.iter().map(ToString::to_string).collect(),
         sealed_at: Some(to_timestamp_us(batch.sealed_at_us)),
         changed_at: Some(to_timestamp_us(batch.changed_at_us)),

@@ -8,6 +8,7 @@
 //! record arrives go into a batch of the split source.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use replica::Applied;
 use types::{Handle, NodeId, Sequence, derived};
@@ -46,6 +47,46 @@ impl Default for Limits {
             linger_ns: 5_000_000,
             wait_ns: 1_000_000_000,
             idle_records: 16_384,
+        }
+    }
+}
+
+/// Number of trades at which a batch is sealed, from the configured maximum down to what the gas of
+/// a block is enough for: halved by a batch that fails as a whole, raised by one by a transaction
+/// of at least this size.
+///
+/// It decides only the size of later batches, so a restart may begin at the maximum again.
+#[derive(Debug)]
+pub struct ChainSize {
+    max: usize,
+    trades: AtomicUsize,
+}
+
+impl ChainSize {
+    pub fn new(max: usize) -> Self {
+        Self {
+            max,
+            trades: AtomicUsize::new(max),
+        }
+    }
+
+    pub fn get(&self) -> usize {
+        self.trades.load(Ordering::Relaxed)
+    }
+
+    /// A batch of `trades` failed as a whole. The failure of a single trade may be its own.
+    pub fn failed(&self, trades: usize) {
+        if trades > 1 {
+            self.trades.fetch_min(trades.div_ceil(2), Ordering::Relaxed);
+        }
+    }
+
+    /// A transaction of `trades` has executed. It raises nothing if another change comes first.
+    pub fn executed(&self, trades: usize) {
+        let now = self.get();
+        if trades >= now && now < self.max {
+            let (order, next) = (Ordering::Relaxed, now + 1);
+            let _ = self.trades.compare_exchange(now, next, order, order);
         }
     }
 }
@@ -120,6 +161,11 @@ impl Settler {
 
     pub fn splitter(&self) -> &HoldSplitter {
         &self.splitter
+    }
+
+    /// Sets the number of trades at which a batch is sealed.
+    pub fn limit_trades(&mut self, trades: usize) {
+        self.limits.trades = trades;
     }
 
     /// Last sequence with all effects in sealed batches.

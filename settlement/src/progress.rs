@@ -111,6 +111,8 @@ struct Inner {
 pub struct Tracker {
     inner: Mutex<Inner>,
     progress: watch::Sender<Progress>,
+    /// Changes when a batch is complete.
+    completed: watch::Sender<()>,
     backlog: Arc<Backlog>,
 }
 
@@ -136,6 +138,7 @@ impl Tracker {
                 lag_us,
             }),
             progress: watch::Sender::new(progress),
+            completed: watch::Sender::default(),
             backlog,
         }
     }
@@ -164,7 +167,16 @@ impl Tracker {
                 inner.lag_us.saturating_record(lag_us.clamp(1, LAG_US_MAX));
             }
         }
+        self.completed.send_modify(|_| {});
         self.publish(|_| {});
+    }
+
+    /// Waits until all batches with a lower number are final.
+    pub async fn until_first(&self, number: i64) {
+        let mut completed = self.completed.subscribe();
+        let is_first = |_: &()| self.inner().in_flight.range(..number).next().is_none();
+        let waited = completed.wait_for(is_first).await;
+        drop(waited.expect("the tracker has the sender"));
     }
 
     /// Batches that are not final.

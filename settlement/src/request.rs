@@ -192,7 +192,7 @@ pub fn trade_batch(batch: &Batch) -> TradeBatch {
 }
 
 /// The chain request of an attempt, for some of the trades.
-pub fn attempt(first: &TradeBatch, attempt: u8, trades: &[u32]) -> TradeBatch {
+pub fn attempt(first: &TradeBatch, attempt: u32, trades: &[u32]) -> TradeBatch {
     let trades = trades.iter();
     TradeBatch {
         batch_id: derived::attempt_id(&first.batch_id, attempt),

@@ -4,9 +4,13 @@
 //! Every step is idempotent: the ledger answers a posted batch with the stored result, the chain
 //! accepts a batch id once, an operation is finalized once and reversed once. The caller executes a
 //! step and stores the state; after a crash it repeats the step. No chain step precedes the ledger
-//! posting (`design.md` 4). Trades that an attempt does not execute are submitted once more, in a
-//! new batch. Trades that fail again are bust, and their operations are reversed (T21). Trades that
-//! an operator withdraws before their submission are bust at the batch's end. Trades that leave the
+//! posting (`design.md` 4). Each attempt on chain is a batch of its own, numbered from 1.
+//!
+//! An attempt that fails as a whole says nothing about its trades, for example if they need more
+//! gas than a block has: each half is submitted in an attempt of its own, down to single trades.
+//! Trades that an attempt leaves out, and a trade that fails alone, are submitted once more at the
+//! end. Those that fail again are bust, and their operations are reversed (T21). Trades that an
+//! operator withdraws before their submission are bust at the batch's end. Trades that leave the
 //! batch before it is posted have no operations to reverse.
 
 types::code_enum! {
@@ -33,12 +37,12 @@ pub enum Step {
     Post,
     /// Submit these trades to the chain under the batch id of this attempt.
     Submit {
-        attempt: u8,
+        attempt: u32,
         trades: Vec<u32>,
     },
     /// Wait for the outcome of this attempt's batch.
     Await {
-        attempt: u8,
+        attempt: u32,
     },
     /// Finalize the operations of these trades with the transaction's hash.
     Finalize {
@@ -67,7 +71,7 @@ pub enum StepResult {
     Withdrawn {
         trades: Vec<u32>,
     },
-    /// The batch failed: no trade executed.
+    /// The attempt failed as a whole: no trade executed.
     Failed,
     Finalized,
     Busted,
@@ -81,18 +85,27 @@ pub struct UnexpectedResult {
     pub result: StepResult,
 }
 
-/// Attempts per trade before it is bust.
-pub const ATTEMPTS_MAX: u8 = 2;
-
 /// One batch in flight. The store contains its JSON form.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Saga {
     pub state: State,
-    pub attempt: u8,
+    /// Number of the current attempt, below four times the number of trades.
+    pub attempt: u32,
     /// Trades of the current attempt, as indices into the batch.
     pub open: Vec<u32>,
     /// Trades that this attempt did not execute.
     pub failed: Vec<u32>,
+    /// Trades of the next attempts, the last ones first. A store of an older release has no such
+    /// field, as for the next two.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Vec<u32>>,
+    /// Trades that earlier attempts did not execute. After the parts they are submitted once more,
+    /// or bust.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<u32>,
+    /// The trades of this attempt and of the parts are bust if they fail again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_retry: bool,
     /// Bust trades.
     pub bust: Vec<u32>,
     /// Trades that an operator withdrew. A store of an older release has no such field.
@@ -112,6 +125,9 @@ impl Saga {
             attempt: 1,
             open: (0..trades).collect(),
             failed: Vec::new(),
+            parts: Vec::new(),
+            left_out: Vec::new(),
+            is_retry: false,
             bust: Vec::new(),
             withdrawn: Vec::new(),
             unposted: Vec::new(),
@@ -142,7 +158,7 @@ impl Saga {
                         trades: done,
                         tx_hash: tx_hash.clone(),
                     },
-                    // Reached only in the last attempt, with nothing to finalize.
+                    // Reached only after the last attempt, with nothing to finalize.
                     _ => Step::Bust {
                         trades: self.bust.clone(),
                     },
@@ -150,6 +166,12 @@ impl Saga {
             }
             State::Final => Step::Done,
         }
+    }
+
+    /// Trades of the current and of later attempts.
+    pub fn undecided(&self) -> impl Iterator<Item = &u32> {
+        let later = self.parts.iter().flatten().chain(&self.left_out);
+        self.open.iter().chain(later)
     }
 
     /// Applies the result of [`Self::next`].
@@ -169,7 +191,7 @@ impl Saga {
             (State::Posted, StepResult::Withdrawn { trades }) => {
                 self.withdraw(trades);
                 if self.open.is_empty() {
-                    self.bust_all(Vec::new());
+                    self.after_attempt();
                 }
             }
             (State::Submitted, StepResult::Included { tx_hash, failed }) => {
@@ -185,9 +207,13 @@ impl Saga {
                 }
             }
             (State::Submitted, StepResult::Failed) => {
-                self.tx_hash = None;
-                self.failed = self.open.clone();
-                self.state = State::Included;
+                let mut first = std::mem::take(&mut self.open);
+                if first.len() > 1 {
+                    let second = first.split_off(first.len().div_ceil(2));
+                    self.parts.extend([second, first]);
+                } else {
+                    self.failed = first;
+                }
                 self.after_attempt();
             }
             (State::Included, StepResult::Finalized) if self.bust.is_empty() => {
@@ -211,29 +237,35 @@ impl Saga {
         withdrawn
     }
 
-    /// Retries the failed trades or busts them. All executed trades are finalized in the ledger.
+    /// Continues with the next part, then with the trades that were left out, or busts them. All
+    /// executed trades are finalized in the ledger.
     fn after_attempt(&mut self) {
-        if self.failed.is_empty() && self.withdrawn.is_empty() {
-            self.state = State::Final;
-            return;
+        self.left_out.append(&mut self.failed);
+        if self.parts.is_empty() && !self.is_retry && !self.left_out.is_empty() {
+            self.is_retry = true;
+            // In the order of execution: a trade may move what an earlier one delivers.
+            self.left_out.sort_unstable();
+            self.parts.push(std::mem::take(&mut self.left_out));
         }
-        let failed = std::mem::take(&mut self.failed);
-        self.tx_hash = None;
-        if self.attempt < ATTEMPTS_MAX && !failed.is_empty() {
+        if let Some(next) = self.parts.pop() {
             self.attempt += 1;
-            self.open = failed;
+            self.open = next;
+            self.tx_hash = None;
             self.state = State::Posted;
+        } else if self.left_out.is_empty() && self.withdrawn.is_empty() {
+            self.state = State::Final;
         } else {
-            self.bust_all(failed);
+            self.bust_all();
         }
     }
 
-    /// Busts these trades and the withdrawn ones; all others are final.
-    fn bust_all(&mut self, mut failed: Vec<u32>) {
-        failed.extend(&self.withdrawn);
-        failed.sort_unstable();
+    /// Busts the trades that were left out and the withdrawn ones; all others are final.
+    fn bust_all(&mut self) {
+        let mut bust = std::mem::take(&mut self.left_out);
+        bust.extend(&self.withdrawn);
+        bust.sort_unstable();
         self.open = Vec::new();
-        self.bust = failed;
+        self.bust = bust;
         self.tx_hash = None;
         self.state = State::Included;
     }

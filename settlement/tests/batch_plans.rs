@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use rand::Rng;
 use replica::Effect;
-use settlement::batch::{Batch, Limits, Settler};
+use settlement::batch::{Batch, ChainSize, Limits, Settler};
 use settlement::plan::HoldMovement;
 use settlement::split::splits_in_ledger;
 use settlement::trading_state::{Change, TradingState};
@@ -82,6 +82,30 @@ impl Run {
         assert!(self.settler.is_empty());
         self.ledger.check_against(self.settler.trading_state());
     }
+}
+
+// rows: R186
+#[test]
+fn r186_the_size_of_batches_follows_what_the_chain_executes() {
+    let size = ChainSize::new(250);
+    size.executed(250);
+    assert_eq!(size.get(), 250, "never above the maximum");
+    size.failed(1);
+    assert_eq!(
+        size.get(),
+        250,
+        "a single trade may fail for its own reason"
+    );
+    size.failed(250);
+    // Batches that were sealed before fail too.
+    size.failed(250);
+    assert_eq!(size.get(), 125);
+    size.executed(124);
+    assert_eq!(size.get(), 125, "a smaller transaction proves nothing");
+    size.executed(125);
+    assert_eq!(size.get(), 126);
+    size.failed(3);
+    assert_eq!(size.get(), 2);
 }
 
 // rows: R188 R190

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
+use testkit::Registry;
 use types::Event;
 use world::services::{Platform, config, context};
 use world::{CHILD_FOLDER, Market, in_time, killed_at, node};
@@ -57,6 +58,10 @@ async fn run(folder: &std::path::Path) -> Platform {
     // twice.
     let mut settings = config(folder);
     settings.batch_trades_max = 2;
+    if folder.join(Registry::TRADES_MAX).exists() {
+        // The attempts of a batch follow each other, so they can be counted.
+        settings.chain_batches_max = 1;
+    }
     // The gateway's blocked money and the journal outlive the process.
     let funded = folder.join("funded");
     let is_refused = folder.join(LEDGER_REFUSES).exists();
@@ -121,6 +126,37 @@ async fn r186_killed_between_any_two_steps_every_trade_is_settled_once() {
         }
         assert!(trades > 10);
         assert_eq!(moved.len(), trades);
+        platform.assert_agrees(&market).await;
+        platform.stop().await;
+    }
+}
+
+// rows: R186 R189
+#[tokio::test]
+async fn r186_killed_between_the_halves_of_a_reverted_batch_every_trade_is_settled_once() {
+    for place in ["settlement.submitted", "settlement.finalized"] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(Registry::TRADES_MAX), "1").unwrap();
+        // The last kill is after the second half of a batch, whose first half is repeated.
+        for time in [1, 2, 2] {
+            killed_at(&format!("{place}:{time}"), folder.path());
+        }
+        let market = market();
+        let mut platform = run(folder.path()).await;
+        let moved = platform.chain.moved();
+        let mut trades = 0;
+        for event in market.records.iter().flat_map(|r| &r.events) {
+            if matches!(event.event, Event::Trade(_)) {
+                trades += 1;
+                let id = event.trade_uuid(node()).to_string();
+                assert_eq!(moved.get(&id), Some(&1), "{place}: trade {id}");
+                assert!(!platform.is_bust(&id), "{place}: trade {id}");
+            }
+        }
+        assert_eq!(moved.len(), trades);
+        let batches = platform.chain.state.lock().unwrap().batches.clone();
+        let mut ids = batches.iter().map(|(id, _)| id);
+        assert!(ids.any(|id| id.ends_with("/3")), "{batches:?}");
         platform.assert_agrees(&market).await;
         platform.stop().await;
     }

@@ -3,26 +3,37 @@
 use settlement::saga::{Saga, State, Step, StepResult, UnexpectedResult};
 
 /// Ledger and chain, idempotent as in their contracts.
-#[derive(Default)]
 struct World {
     posted: u32,
     /// On-chain moves per trade.
     moved: Vec<u32>,
-    batches: Vec<(u8, Vec<u32>)>,
+    batches: Vec<(u32, Vec<u32>)>,
     finalized: Vec<Option<String>>,
     reversed: Vec<u32>,
     /// Trades that the contract skips, per attempt.
     left_out: [Vec<u32>; 2],
-    dropped: [bool; 2],
+    /// Attempts with more trades fail as a whole.
+    trades_max: usize,
 }
 
 impl World {
     fn new(trades: usize) -> Self {
         Self {
+            posted: 0,
             moved: vec![0; trades],
+            batches: Vec::new(),
             finalized: vec![None; trades],
-            ..Self::default()
+            reversed: Vec::new(),
+            left_out: Default::default(),
+            trades_max: trades,
         }
+    }
+
+    /// Those of these trades that the contract skips in an attempt.
+    fn skipped(&self, attempt: u32, trades: &[u32]) -> Vec<u32> {
+        let of_attempt = self.left_out.get(attempt as usize - 1);
+        let is_skipped = |trade: &&u32| of_attempt.is_some_and(|skipped| skipped.contains(trade));
+        trades.iter().filter(is_skipped).copied().collect()
     }
 
     fn execute(&mut self, step: &Step) -> StepResult {
@@ -35,9 +46,9 @@ impl World {
                 assert_eq!(self.posted, 1, "no chain step before the ledger");
                 if self.batches.iter().all(|(known, _)| known != attempt) {
                     self.batches.push((*attempt, trades.clone()));
-                    let at = usize::from(*attempt) - 1;
-                    if !self.dropped[at] {
-                        for trade in trades.iter().filter(|t| !self.left_out[at].contains(t)) {
+                    let skipped = self.skipped(*attempt, trades);
+                    if trades.len() <= self.trades_max {
+                        for trade in trades.iter().filter(|t| !skipped.contains(t)) {
                             self.moved[*trade as usize] += 1;
                         }
                     }
@@ -45,13 +56,14 @@ impl World {
                 StepResult::Submitted
             }
             Step::Await { attempt } => {
-                let at = usize::from(*attempt) - 1;
-                if self.dropped[at] {
+                let mut batches = self.batches.iter();
+                let (_, trades) = batches.find(|(id, _)| id == attempt).expect("submitted");
+                if trades.len() > self.trades_max {
                     return StepResult::Failed;
                 }
                 StepResult::Included {
                     tx_hash: format!("0x{attempt}"),
-                    failed: self.left_out[at].clone(),
+                    failed: self.skipped(*attempt, trades),
                 }
             }
             Step::Finalize { trades, tx_hash } => {
@@ -88,7 +100,7 @@ fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) 
         }
         kept.handle_result(answer).unwrap();
         saga = kept;
-        assert!(n < 30);
+        assert!(n < 60);
     }
     (world, saga)
 }
@@ -129,24 +141,101 @@ fn r186_a_skipped_trade_is_retried_then_bust() {
 
 // rows: R186
 #[test]
-fn r186_a_batch_that_never_arrives_is_retried_then_bust() {
-    for crash_at in (0..12).map(Some).chain([None]) {
-        let mut world = World::new(2);
-        world.dropped = [true, false];
-        let (world, saga) = run(world, 2, crash_at);
-        assert_eq!((world.moved, saga.bust.len()), (vec![1, 1], 0));
+fn r186_a_batch_that_fails_as_a_whole_is_settled_in_halves() {
+    for crash_at in (0..20).map(Some).chain([None]) {
+        let mut world = World::new(5);
+        world.trades_max = 2;
+        let (world, saga) = run(world, 5, crash_at);
+        assert_eq!(world.moved, vec![1; 5]);
+        let batches: [(u32, Vec<u32>); 5] = [
+            (1, vec![0, 1, 2, 3, 4]),
+            (2, vec![0, 1, 2]),
+            (3, vec![0, 1]),
+            (4, vec![2]),
+            (5, vec![3, 4]),
+        ];
+        assert_eq!(world.batches, batches);
+        let hashes = ["0x3", "0x3", "0x4", "0x5", "0x5"].map(|hash| Some(hash.to_owned()));
+        assert_eq!(world.finalized, hashes);
+        assert_eq!((world.reversed, saga.state), (vec![], State::Final));
+    }
+}
 
+// rows: R186
+#[test]
+fn r186_trades_left_out_of_a_part_are_retried_after_all_parts() {
+    for crash_at in (0..24).map(Some).chain([None]) {
+        let mut world = World::new(4);
+        (world.trades_max, world.left_out) = (2, [vec![], vec![1]]);
+        let (world, saga) = run(world, 4, crash_at);
+        assert_eq!((world.moved, saga.bust.len()), (vec![1; 4], 0));
+        let batches: [(u32, Vec<u32>); 4] = [
+            (1, vec![0, 1, 2, 3]),
+            (2, vec![0, 1]),
+            (3, vec![2, 3]),
+            (4, vec![1]),
+        ];
+        assert_eq!(world.batches, batches);
+    }
+}
+
+// rows: R186
+/// The chain service lists failed trades in any order.
+#[test]
+fn r186_trades_left_out_are_retried_in_the_order_of_execution() {
+    let mut saga = Saga::new(3);
+    let (tx_hash, failed) = ("0x1".to_owned(), vec![2, 0]);
+    for result in [
+        StepResult::Posted,
+        StepResult::Submitted,
+        StepResult::Included { tx_hash, failed },
+        StepResult::Finalized,
+    ] {
+        saga.handle_result(result).unwrap();
+    }
+    let (attempt, trades) = (2, vec![0, 2]);
+    assert_eq!(saga.next(), Step::Submit { attempt, trades });
+}
+
+// rows: R186
+#[test]
+fn r186_a_trade_that_fails_alone_is_retried_then_bust() {
+    for crash_at in (0..24).map(Some).chain([None]) {
         let mut world = World::new(2);
-        world.dropped = [true, true];
+        world.trades_max = 0;
         let (world, saga) = run(world, 2, crash_at);
         assert_eq!((world.moved, world.reversed), (vec![0, 0], vec![0, 1]));
         assert_eq!((saga.bust, saga.state), (vec![0, 1], State::Final));
+        // The batch and each half, twice.
+        assert_eq!(world.batches.len(), 6);
 
         let mut world = World::new(2);
         world.left_out = [vec![0, 1], vec![]];
         let (world, saga) = run(world, 2, crash_at);
         assert_eq!((world.moved, saga.bust.len()), (vec![1, 1], 0));
     }
+}
+
+// rows: R186
+#[test]
+fn r186_a_trade_withdrawn_from_a_part_is_bust_after_the_other_parts() {
+    let mut saga = Saga::new(2);
+    for result in [
+        StepResult::Posted,
+        StepResult::Submitted,
+        StepResult::Failed,
+    ] {
+        saga.handle_result(result).unwrap();
+    }
+    assert_eq!(saga.undecided().copied().collect::<Vec<_>>(), [0, 1]);
+    withdrawn(&mut saga, &[0]).unwrap();
+    let (attempt, trades) = (3, vec![1]);
+    assert_eq!(saga.next(), Step::Submit { attempt, trades });
+    let mut world = World::new(2);
+    world.posted = 1;
+    let saga = finished(saga, &mut world);
+    assert_eq!((world.moved, world.reversed), (vec![0, 1], vec![0]));
+    assert_eq!((saga.bust, saga.state), (vec![0], State::Final));
 }
 
 fn withdrawn(saga: &mut Saga, trades: &[u32]) -> Result<(), UnexpectedResult> {
@@ -244,8 +333,9 @@ fn r186_a_trade_withdrawn_before_its_posting_is_bust_and_the_others_are_settled(
 #[test]
 fn a_saga_of_an_older_release_is_read() {
     let stored = serde_json::to_string(&Saga::new(1)).unwrap();
-    assert!(!stored.contains("withdrawn"), "{stored}");
-    assert!(!stored.contains("unposted"), "{stored}");
+    for field in ["withdrawn", "unposted", "parts", "left_out", "is_retry"] {
+        assert!(!stored.contains(field), "{stored}");
+    }
     assert_eq!(serde_json::from_str::<Saga>(&stored).unwrap(), Saga::new(1));
 }
 

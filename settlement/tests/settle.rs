@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as wire;
 use rand::Rng;
+use testkit::Registry;
 use testkit::messages::tx_hash;
 use types::command::Bust;
 use types::*;
@@ -527,6 +528,112 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
         "{:?}",
         platform.submitted
     );
+    platform.stop().await;
+}
+
+/// One order trades with eight others: trades 1 to 8, in one batch.
+fn eight_trades() -> Market {
+    let mut market = Market::new(1);
+    for seller in [1, 2, 3, 4, 5, 1, 2, 3] {
+        let sell = market.order(seller, 0, Side::Sell, 100, 1, TimeInForce::Gtc);
+        sell.expect("is covered");
+    }
+    let buy = market.order(0, 0, Side::Buy, 100, 8, TimeInForce::Gtc);
+    buy.expect("is covered");
+    market
+}
+
+/// Attempts on chain, with their numbers of trades.
+fn sizes(platform: &Platform) -> Vec<(String, usize)> {
+    let state = platform.chain.state.lock().unwrap();
+    let size = |(id, trades): &(String, Vec<String>)| {
+        let attempt = id.split_once('/').map_or("1", |(_, attempt)| attempt);
+        (attempt.to_owned(), trades.len())
+    };
+    state.batches.iter().map(size).collect()
+}
+
+// rows: R186 R189
+#[tokio::test]
+async fn r186_a_batch_that_reverts_is_settled_in_parts_and_no_trade_is_bust() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(Registry::TRADES_MAX), "3").unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = eight_trades();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.position()).await;
+    let expected: [(&str, usize); 7] = [
+        ("1", 8),
+        ("2", 4),
+        ("3", 2),
+        ("4", 2),
+        ("5", 4),
+        ("6", 2),
+        ("7", 2),
+    ];
+    assert_eq!(
+        sizes(&platform),
+        expected.map(|(attempt, trades)| (attempt.to_owned(), trades))
+    );
+    let moved = platform.chain.moved();
+    for (_, trade) in trades(&market) {
+        assert_eq!(moved.get(&trade), Some(&1), "trade {trade}");
+        let (operation, _) = platform.operation(&trade).await.unwrap();
+        assert_eq!(operation.status(), OperationStatus::Finalized);
+        let batch = platform.chain.batch_of(&trade).unwrap();
+        assert_eq!(operation.onchain_tx_hash, Some(tx_hash(&batch)));
+    }
+    let stats = platform.settlement.stats();
+    assert_eq!((stats.trades_settled, stats.trades_failed), (8, 0));
+
+    // The next batches have at most half as many trades: a part is a batch of its own.
+    let (fed, before) = (market.records.len(), sizes(&platform).len());
+    for seller in [1, 2, 3, 4, 5] {
+        let sell = market.order(seller, 0, Side::Sell, 100, 1, TimeInForce::Gtc);
+        sell.expect("is covered");
+    }
+    let buy = market.order(0, 0, Side::Buy, 100, 5, TimeInForce::Gtc);
+    buy.expect("is covered");
+    platform.feed(&market.records[fed..]);
+    drained(&platform, market.position()).await;
+    let sizes = sizes(&platform);
+    let later = sizes[before..].iter().map(|(_, trades)| *trades);
+    assert_eq!(later.max(), Some(4));
+    assert_eq!(platform.settlement.stats().trades_settled, 13);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// rows: R186
+/// A trade that needs what an earlier batch delivers is not bust while that batch is not final.
+#[tokio::test]
+async fn r186_a_trade_left_out_is_retried_after_the_parts_of_an_earlier_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(Registry::TRADES_MAX), "1").unwrap();
+    let mut settings = config(folder.path());
+    settings.batch_trades_max = 8;
+    let mut platform = Platform::start(folder.path(), settings, &[]).await;
+    // Both batches are posted before the first one is submitted.
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    platform.chain.left_out_before.lock().unwrap().insert(9, 8);
+    let mut market = eight_trades();
+    for (user, side) in [(5, Side::Sell), (4, Side::Buy)] {
+        let order = market.order(user, 0, side, 100, 1, TimeInForce::Gtc);
+        order.expect("is covered");
+    }
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let posted = platform.settlement.settled(market.position());
+    in_time("the postings", posted).await;
+    *platform.chain.away.lock().unwrap() = 0;
+    drained(&platform, market.position()).await;
+    let (_, last) = trades(&market).pop().expect("nine trades");
+    let batch = platform.chain.batch_of(&last).expect("on chain");
+    assert!(batch.ends_with("/2"), "{batch}");
+    let stats = platform.settlement.stats();
+    assert_eq!((stats.trades_settled, stats.trades_failed), (9, 0));
+    platform.assert_agrees(&market).await;
     platform.stop().await;
 }
 

@@ -246,7 +246,7 @@ pub fn split_batch_id(node: NodeId, number: u64) -> String {
 }
 
 /// Batch id of an attempt to settle a batch on chain. The first attempt uses the batch's own id.
-pub fn attempt_id(batch_id: &str, attempt: u8) -> String {
+pub fn attempt_id(batch_id: &str, attempt: u32) -> String {
     if attempt == 1 {
         batch_id.into()
     } else {

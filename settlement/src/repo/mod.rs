@@ -17,7 +17,7 @@ use types::{Id128, derived};
 
 use crate::bust;
 use crate::progress::Suspension;
-use crate::saga::{ATTEMPTS_MAX, Saga, State};
+use crate::saga::{Saga, State};
 
 pub use cases::{Case, Closed, NewCase};
 
@@ -124,20 +124,23 @@ pub static SEALING: events::Sealing = events::Sealing {
     summed: &[("batches", "one per batch of trades")],
 };
 
-/// The batches that are not final, under the ids that the chain service has for their attempts.
-/// Reads the store's file, with or without a running settlement.
+/// The batches that are not final, under the ids that the chain service has for their attempts. An
+/// attempt is stored before it is submitted. Reads the store's file, with or without a running
+/// settlement.
 ///
 /// # Errors
 /// [`StoreError`]: the file cannot be read.
 pub async fn open_batch_ids(file: &Path) -> Result<HashSet<String>, StoreError> {
     let mut db = connect(file).await?;
-    let sql = "SELECT batch_id FROM batches WHERE state <> 'FINAL' ORDER BY number";
-    let open: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut db).await?;
+    let sql = "SELECT batch_id, saga FROM batches WHERE state <> 'FINAL' ORDER BY number";
+    let open: Vec<(String, String)> = sqlx::query_as(sql).fetch_all(&mut db).await?;
     db.close().await?;
-    let attempts = open
-        .iter()
-        .flat_map(|id| (1..=ATTEMPTS_MAX).map(move |attempt| derived::attempt_id(id, attempt)));
-    Ok(attempts.collect())
+    let mut ids = HashSet::new();
+    for (id, saga) in &open {
+        let saga: Saga = serde_json::from_str(saga)?;
+        ids.extend((1..=saga.attempt).map(|attempt| derived::attempt_id(id, attempt)));
+    }
+    Ok(ids)
 }
 
 /// Those of these trades that are bust, or in a batch that is not final. The ledger may have no

@@ -16,7 +16,7 @@ use super::retry::{retry_call, retry_store};
 use super::{Halt, Shared, failure, now_ns, now_us};
 use crate::repo::{NewCase, Stored};
 use crate::request::SOURCE;
-use crate::saga::{ATTEMPTS_MAX, Step, StepResult};
+use crate::saga::{Step, StepResult};
 use crate::{failpoint, request};
 
 /// Longest wait of one poll for a batch, in milliseconds.
@@ -87,16 +87,27 @@ impl BatchDriver {
         }
     }
 
+    /// Submits the first attempt.
     async fn submit_if_posted(&mut self) -> Result<(), Halt> {
         // Again after trades were withdrawn.
-        while matches!(self.row.saga.next(), Step::Submit { .. }) {
+        while matches!(self.row.saga.next(), Step::Submit { attempt: 1, .. }) {
             self.step().await?;
         }
         Ok(())
     }
 
+    /// Executes the remaining steps. A later attempt waits for all earlier batches: these may
+    /// deliver what its trades move, and their own later attempts come after this batch's first.
     async fn finish(&mut self) -> Result<(), Halt> {
-        while self.row.saga.next() != Step::Done {
+        loop {
+            match self.row.saga.next() {
+                Step::Done => break,
+                Step::Submit { .. } => {
+                    let first = self.shared.tracker.until_first(self.row.number);
+                    self.shared.unless_stopped(first).await?;
+                }
+                _ => {}
+            }
             self.step().await?;
         }
         let bust_commands = self.busts();
@@ -140,7 +151,7 @@ impl BatchDriver {
         Ok(())
     }
 
-    async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<StepResult, Halt> {
+    async fn submit(&self, attempt: u32, trades: &[u32]) -> Result<StepResult, Halt> {
         let batch = request::attempt(&self.trade_batch, attempt, trades);
         let context = caused_by(&format!("{SOURCE}:{}", batch.batch_id));
         // The last answer of the chain service was a refusal. After any other one, or before the
@@ -199,22 +210,23 @@ impl BatchDriver {
     }
 
     /// Polls until the chain service reports the outcome of the batch.
-    async fn await_final(&self, attempt: u8) -> Result<StepResult, Halt> {
+    async fn await_final(&self, attempt: u32) -> Result<StepResult, Halt> {
         let id = derived::attempt_id(&self.row.batch_id, attempt);
         let context = caused_by(&format!("{SOURCE}:{id}"));
-        let cfa = &self.shared.cfa;
+        let (cfa, trades) = (&self.shared.cfa, self.row.saga.open.len());
         loop {
             let poll = self.call(&id, || cfa.trade_batch(&context, &id, WAIT_MS));
             let batch = poll.await?;
             match batch.status {
                 TradeBatchStatus::Finalized => {
+                    self.shared.chain_size.executed(trades);
                     let failed = self.indices(&batch.failed);
                     if !failed.is_empty() {
                         tracing::warn!(
                             batch = id,
                             trades = ?self.trade_id_strings(&failed),
                             "trades failed on chain: {}",
-                            after_failure(attempt)
+                            self.after_failure()
                         );
                     }
                     return Ok(StepResult::Included {
@@ -223,11 +235,19 @@ impl BatchDriver {
                     });
                 }
                 TradeBatchStatus::Failed => {
+                    let next = match trades {
+                        0 | 1 => self.after_failure(),
+                        _ => "submitting its halves",
+                    };
                     tracing::error!(
                         batch = id,
-                        "chain batch failed, no trade executed: {}",
-                        after_failure(attempt)
+                        trades,
+                        "chain batch failed, no trade executed: {next}"
                     );
+                    // Once per batch: its halves tell little about the next ones.
+                    if attempt == 1 {
+                        self.shared.chain_size.failed(trades);
+                    }
                     return Ok(StepResult::Failed);
                 }
                 TradeBatchStatus::Submitted => {}
@@ -291,6 +311,14 @@ impl BatchDriver {
         Ok(StepResult::Busted)
     }
 
+    /// What happens to single trades that failed in this attempt, for logs.
+    fn after_failure(&self) -> &'static str {
+        match self.row.saga.is_retry {
+            true => "busting the trades",
+            false => "retrying in a new batch",
+        }
+    }
+
     /// Why a trade is bust, for the ledger's operations and the case.
     fn bust_reason(&self, index: u32) -> String {
         let trade_id = self.trade_batch.trades[index as usize].trade_id;
@@ -351,15 +379,6 @@ impl BatchDriver {
             .iter()
             .map(Id128::to_string)
             .collect()
-    }
-}
-
-/// What happens to trades that failed in this attempt, for logs.
-fn after_failure(attempt: u8) -> &'static str {
-    if attempt < ATTEMPTS_MAX {
-        "retrying in a new batch"
-    } else {
-        "busting the trades"
     }
 }
 

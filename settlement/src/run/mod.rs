@@ -6,6 +6,8 @@
 //! - Batches are posted and submitted in sealing order. The ledger posts a batch before the chain
 //!   settles it. A trade that the ledger refuses therefore stops the later ones until an operator
 //!   removes the cause or busts it (`withdraw`).
+//! - Trades that an attempt on chain does not execute are submitted again after all earlier batches
+//!   are final.
 //! - If one worker ends, all end. After a failure all restart from the ledger's position, with
 //!   growing pauses. Meanwhile the market accepts no orders.
 
@@ -41,7 +43,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use types::{Id128, NodeId, Sequence, derived};
 
-use crate::batch::{CHAIN_TRADES_MAX, Limits};
+use crate::batch::{CHAIN_TRADES_MAX, ChainSize, Limits};
 use crate::progress::{Progress, Stats, Suspension, Tracker};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::request::SOURCE;
@@ -60,7 +62,8 @@ pub struct SettlementConfig {
     /// Engine node whose journal is settled.
     pub node: u8,
     /// Number of trades at which a batch is sealed; the chain accepts at most 500. A batch needs up
-    /// to 150,000 gas per trade, and its transaction has at most the gas of a block.
+    /// to 150,000 gas per trade, and its transaction has at most the gas of a block: one without
+    /// enough gas is settled in halves, and later ones are smaller.
     pub batch_trades_max: usize,
     /// Maximum ledger rows per batch.
     pub batch_rows_max: usize,
@@ -163,6 +166,7 @@ struct SharedState {
     node: NodeId,
     repo: Repo,
     tracker: Tracker,
+    chain_size: ChainSize,
     ledger: LedgerClient,
     cfa: CfaClient,
     failures: CurrentFailures,
@@ -297,11 +301,13 @@ pub fn start(
         let repo = Repo::open(&sealed_store(&config).path).await?;
         let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
         let requested = repo.requested_busts().await?;
+        let chain_size = ChainSize::new(config.limits().trades);
         let state = Arc::new(SharedState {
             config,
             node,
             repo,
             tracker,
+            chain_size,
             // The workers retry every step themselves.
             ledger: LedgerClient::new(deps.ledger.clone(), SOURCE).with_policy(Policy::once()),
             cfa: CfaClient::new(deps.cfa.clone(), SOURCE).with_policy(Policy::once()),

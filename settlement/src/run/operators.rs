@@ -47,7 +47,7 @@ pub struct OpenBatch {
     pub number: i64,
     pub batch_id: String,
     pub state: State,
-    pub attempt: u8,
+    pub attempt: u32,
     /// Trades that are neither final nor bust.
     pub trades: Vec<Id128>,
     pub sealed_at_us: i64,
@@ -134,7 +134,7 @@ impl Operators {
                 true => &saga.withdrawn,
                 false => &saga.bust,
             };
-            let open = saga.open.iter().chain(ended);
+            let open = saga.undecided().chain(ended);
             let id = |index: &u32| trades.get(*index as usize).copied();
             OpenBatch {
                 number: row.number,
@@ -261,7 +261,7 @@ impl Operators {
         Ok(Some((waiting, earlier)))
     }
 
-    /// Id of a waiting step whose batch has this trade open.
+    /// Id of a waiting step whose batch has this trade in the current or a later attempt.
     async fn step_of_trade(&self, id: &str) -> Result<Option<String>, StoreError> {
         let Some(trade_id) = Id128::parse(id) else {
             return Ok(None);
@@ -270,7 +270,7 @@ impl Operators {
             // A later attempt on chain has the batch's id with a suffix (`derived::attempt_id`).
             let batch_id = step.id.split('/').next().unwrap_or_default();
             let row = self.state.repo.batch(batch_id).await?;
-            if row.is_some_and(|row| has_open(&row, trade_id)) {
+            if row.is_some_and(|row| has_trade(&row, row.saga.undecided(), trade_id)) {
                 return Ok(Some(step.id));
             }
         }
@@ -342,11 +342,12 @@ impl Operators {
         Ok(Ok((request.batch_id, None)))
     }
 
-    /// The batch that is next to be posted, or to be submitted, if it has this trade open.
+    /// The batch that is next to be posted, or to be submitted, if the current attempt has this
+    /// trade.
     async fn waiting_batch(&self, trade_id: Id128) -> Result<Option<Stored>, StoreError> {
         for state in [State::Sealed, State::Posted] {
             let row = self.state.repo.first_in(state).await?;
-            if let Some(row) = row.filter(|row| has_open(row, trade_id)) {
+            if let Some(row) = row.filter(|row| has_trade(row, row.saga.open.iter(), trade_id)) {
                 return Ok(Some(row));
             }
         }
@@ -381,9 +382,12 @@ impl Operators {
     }
 }
 
-/// Whether a trade is in its batch and neither final, bust nor withdrawn.
-fn has_open(row: &Stored, trade_id: Id128) -> bool {
+/// Whether a trade is one of these of the batch.
+fn has_trade<'a>(
+    row: &Stored,
+    mut indices: impl Iterator<Item = &'a u32>,
+    trade_id: Id128,
+) -> bool {
     let trades = row.trade_ids();
-    let mut open = row.saga.open.iter();
-    open.any(|index| trades.get(*index as usize) == Some(&trade_id))
+    indices.any(|index| trades.get(*index as usize) == Some(&trade_id))
 }

@@ -106,6 +106,7 @@ impl Poster {
         }
         let (mut settler, mut follower) = self.recover().await?;
         loop {
+            settler.limit_trades(self.shared.chain_size.get());
             let has_more = self.pull(&mut settler, &mut follower).await?;
             self.is_behind = has_more || self.is_catching_up();
             let is_eager = !self.is_behind && !self.is_chain_busy();

@@ -32,9 +32,13 @@ pub struct Registry {
     pub refusal: Mutex<Option<Status>>,
     /// Refuses every batch with one of these trades.
     pub refused_trades: Mutex<HashSet<String>>,
+    /// Trade numbers skipped while the trade with the other number has not moved.
+    pub left_out_before: Mutex<HashMap<u64, u64>>,
+    /// Batches with more trades revert as a whole.
+    trades_max: Option<usize>,
 }
 
-/// Marks a trade in the file that its batch left out.
+/// Marks in the file a trade that its batch left out, and a batch that reverted.
 const FAILED: char = '!';
 
 #[derive(Default)]
@@ -43,16 +47,40 @@ pub struct ChainState {
     pub batches: Vec<(String, Vec<String>)>,
     pub legs: BTreeMap<String, TradeLeg>,
     pub failed: BTreeMap<String, Vec<String>>,
+    /// Ids of batches that reverted as a whole.
+    pub reverted: HashSet<String>,
+}
+
+impl ChainState {
+    /// Whether the trade with this number has moved.
+    fn has_moved(&self, number: u64) -> bool {
+        let is_moved = |(id, trades): &(String, Vec<String>)| {
+            trades.iter().any(|trade| {
+                let is_same = |leg: &TradeLeg| leg.trade_number == number;
+                self.legs.get(trade).is_some_and(is_same) && !self.failed[id].contains(trade)
+            })
+        };
+        self.batches.iter().any(is_moved)
+    }
 }
 
 impl Registry {
+    /// File in the folder of a registry: batches with more trades than its number revert.
+    pub const TRADES_MAX: &str = "chain-trades-max";
+
     /// A registry that keeps its settled batches in a file of this folder.
     pub fn open(folder: &Path) -> Arc<Self> {
+        let trades_max = std::fs::read_to_string(folder.join(Self::TRADES_MAX)).ok();
+        let trades_max = trades_max.map(|text| text.parse::<usize>().expect("a number"));
         let file = folder.join("chain.log");
         let mut state = ChainState::default();
         for line in std::fs::read_to_string(&file).unwrap_or_default().lines() {
             let mut words = line.split(' ').map(str::to_owned);
-            let id = words.next().expect("an id");
+            let marked_id = words.next().expect("an id");
+            let id = marked_id.trim_start_matches(FAILED).to_owned();
+            if marked_id != id {
+                state.reverted.insert(id.clone());
+            }
             let (mut trades, mut failed) = (Vec::new(), Vec::new());
             for word in words {
                 match word.strip_prefix(FAILED) {
@@ -67,6 +95,7 @@ impl Registry {
         Arc::new(Self {
             file: Some(file),
             state: Mutex::new(state),
+            trades_max,
             ..Self::default()
         })
     }
@@ -109,9 +138,13 @@ impl Registry {
     fn batch(&self, id: &str) -> Option<TradeBatch> {
         let state = self.state.lock().unwrap();
         let (_, trades) = state.batches.iter().find(|(known, _)| known == id)?;
+        let status = match state.reverted.contains(id) {
+            true => TradeBatchStatus::Failed,
+            false => TradeBatchStatus::Finalized,
+        };
         Some(TradeBatch {
             batch_id: id.to_owned(),
-            status: TradeBatchStatus::Finalized.into(),
+            status: status.into(),
             onchain_tx_hash: tx_hash(id),
             block_number: 1,
             trades: trades.len() as u32,
@@ -125,9 +158,17 @@ impl Registry {
             self.left_out_once.lock().unwrap(),
             self.left_out.lock().unwrap(),
         );
-        let is_left_out =
-            |number| always.contains(number) || (!id.ends_with("/2") && once.contains(number));
+        let before = self.left_out_before.lock().unwrap();
         let mut state = self.state.lock().unwrap();
+        let is_reverted = self.trades_max.is_some_and(|max| legs.len() > max);
+        let is_left_out = |number: &u64| {
+            is_reverted
+                || always.contains(number)
+                || (!id.ends_with("/2") && once.contains(number))
+                || before
+                    .get(number)
+                    .is_some_and(|other| !state.has_moved(*other))
+        };
         let trades: Vec<String> = legs.iter().map(|leg| leg.trade_id.clone()).collect();
         let failed = legs.iter().filter(|leg| is_left_out(&leg.trade_number));
         let failed: Vec<String> = failed.map(|leg| leg.trade_id.clone()).collect();
@@ -137,11 +178,16 @@ impl Registry {
                 false => trade.clone(),
             };
             let words: Vec<String> = trades.iter().map(word).collect();
+            let mark = is_reverted.then_some(FAILED);
+            let mark = mark.map_or_else(String::new, String::from);
             let file = std::fs::OpenOptions::new()
                 .create(true)
                 .append(true)
                 .open(file);
-            writeln!(file.unwrap(), "{id} {}", words.join(" ")).unwrap();
+            writeln!(file.unwrap(), "{mark}{id} {}", words.join(" ")).unwrap();
+        }
+        if is_reverted {
+            state.reverted.insert(id.to_owned());
         }
         state.batches.push((id.to_owned(), trades));
         state.failed.insert(id.to_owned(), failed);
