@@ -42,8 +42,8 @@ pub enum Refusal {
     SubAccountClosed,
     /// Only an empty sub-account can be closed (D15).
     SubAccountNotEmpty,
-    /// System sub-accounts cannot be frozen or closed, because deposits and settlement post to them
-    /// (`design.md` 10).
+    /// System sub-accounts cannot be frozen or closed, because deposits and settlement post to
+    /// them. Only services debit them or open holds on them (`design.md` 10).
     SystemSubAccount,
     OperationExists,
     /// A transition that the state table forbids (D10).
@@ -262,7 +262,9 @@ impl fmt::Display for Refusal {
             Self::SubAccountFrozen => "Sub-account is frozen",
             Self::SubAccountClosed => "Sub-account is closed",
             Self::SubAccountNotEmpty => "Sub-account is not empty",
-            Self::SystemSubAccount => "System sub-account cannot be frozen or closed",
+            Self::SystemSubAccount => {
+                "System sub-account cannot be frozen, closed, or debited by a person"
+            }
             Self::OperationExists => "Operation already exists",
             Self::OperationStatus => "Operation status does not allow this",
             Self::OperationInFlight => {

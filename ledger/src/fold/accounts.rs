@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use types::{CFA_RUB, InstrumentId, Minor, UserId, subaccount};
 
-use super::{Answer, CommandResult, Outcome};
+use super::{Answer, Command, CommandResult, Outcome};
 use crate::{
     book::Book,
     model::{
@@ -31,8 +31,18 @@ pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refu
 
 /// Returns the sub-account to debit or to hold on. Opens a missing sub-account of a known user with
 /// a balance of zero, so that the caller is refused for a shortage and not for an unknown id. Opens
-/// a missing house sub-account, because some may be negative.
-pub fn to_debit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
+/// a missing system sub-account, because some may be negative.
+///
+/// # Errors
+/// `SystemSubAccount` for a command of a person, also if two persons approved it (`design.md` 10).
+pub fn to_debit(
+    book: &mut Book,
+    command: &Command,
+    subaccount_id: &Id,
+) -> Result<SubAccount, Refusal> {
+    if !command.is_service && is_system(subaccount_id) {
+        return Err(Refusal::SystemSubAccount);
+    }
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
     }
@@ -41,6 +51,10 @@ pub fn to_debit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refus
         return Err(Refusal::SubAccountNotFound);
     }
     ensure(book, subaccount_id, name)
+}
+
+fn is_system(subaccount_id: &str) -> bool {
+    SubAccountName::parse(subaccount_id).is_some_and(|name| name.is_system())
 }
 
 fn ensure(
@@ -160,8 +174,7 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
         .get(subaccount_id)
         .cloned()
         .ok_or(Refusal::SubAccountNotFound)?;
-    let is_system = SubAccountName::parse(subaccount_id).is_some_and(|name| name.is_system());
-    if is_system && status != SubAccountStatus::Active {
+    if is_system(subaccount_id) && status != SubAccountStatus::Active {
         return Err(Refusal::SystemSubAccount.into());
     }
     if subaccount.closed && status != SubAccountStatus::Closed {

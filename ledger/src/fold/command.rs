@@ -17,8 +17,8 @@ pub struct Command {
     pub kind: CommandKind,
     /// `None` for commands that are idempotent without a key (consumed events, sweeper).
     pub key: Option<CallKey>,
-    /// The caller is a service. It may touch holds of services (`design.md` 4) and end operations
-    /// that await the chain.
+    /// The caller is a service. It may touch holds of services (`design.md` 4), debit system
+    /// sub-accounts (`design.md` 10) and end operations that await the chain.
     pub is_service: bool,
     /// Set if what the command changes is recorded for the audit (D34).
     pub author: Option<Author>,

@@ -122,7 +122,7 @@ pub(super) fn open(
     if book.holds.get(&hold_id).is_some() {
         return Err(Refusal::HoldExists);
     }
-    let subaccount = accounts::to_debit(book, &new.subaccount_id)?;
+    let subaccount = accounts::to_debit(book, command, &new.subaccount_id)?;
     let amount = minor_of(&subaccount, &new.amount, "hold.amount")?;
     if let Some(destination) = &new.destination_subaccount_id {
         let same = SubAccountName::parse(destination)

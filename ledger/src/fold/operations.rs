@@ -180,7 +180,7 @@ fn resolve(
             "must differ from the debit side",
         ));
     }
-    let debit = accounts::to_debit(book, &debit_id)?;
+    let debit = accounts::to_debit(book, command, &debit_id)?;
     let minor = holds::minor_of(&debit, &posting.amount, "amount")
         .map_err(|refusal| refusal.of_posting(index))?;
     let credit = accounts::to_credit(book, &credit_id)?;

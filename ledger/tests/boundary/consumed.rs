@@ -200,7 +200,7 @@ async fn r324_system_sub_accounts_cannot_be_frozen_or_closed_and_deposits_go_on(
                     client.set_sub_account_status(request).await,
                     Code::FailedPrecondition,
                     "SYSTEM_SUB_ACCOUNT",
-                    "System sub-account cannot be frozen or closed",
+                    "System sub-account cannot be frozen, closed, or debited by a person",
                 );
             }
         }

@@ -445,7 +445,9 @@ async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does(
         )],
     );
     world.client.clone().create_operation(fund).await.unwrap();
-    let by_persons = testkit::messages::approved(redeem("m0", "4"));
+    let legs = [(units, reserve, "4", BOND)];
+    let by_persons = operation(Redemption, "u1", &fresh(), &legs);
+    let by_persons = testkit::messages::approved(by_persons);
     let mut approved = world.as_caller(testkit::APPROVED);
     frozen(approved.create_operation(by_persons).await);
     let answer = world
