@@ -10,7 +10,7 @@
 //! | `peers` | calls to other services |
 //! | `api` | the RPC service, HTTP reads, consumed and published events |
 //! | `repo` | SQL |
-//! | `signing` | keys and certificates for documents |
+//! | `signing` | keys and certificates for documents, verification of signatures |
 //! | `failpoint` | places where tests kill the process |
 //!
 //! Chain actions go through [`chain::Connector`], in that crate's types.
@@ -72,6 +72,14 @@ pub struct CfaConfig {
     /// Certificates of the authorities (PEM) that issue the issuers' certificates. `None`: no issue
     /// decision can be signed. The sandbox has its own.
     pub ca_file: Option<PathBuf>,
+    /// Program and arguments of the software that verifies the signatures of issue decisions, for
+    /// example for GOST R 34.10. Empty: the platform verifies ECDSA P-256 and RSA itself. The
+    /// arguments `{content}`, `{signature}`, `{certificate}` and `{ca}`, each needed, are replaced
+    /// by names of files: what was signed, the signature (DER), the signer's certificate (PEM) and
+    /// `ca_file`. Exit status 0: valid; 126 and 127: it cannot run.
+    pub signature_command: Vec<String>,
+    /// Time after which the command is killed, at most 7,000.
+    pub signature_timeout_ms: u64,
     /// The operator's key (PKCS#8, DER) for extracts from the register. `None`: none can be made.
     pub extract_key_file: Option<PathBuf>,
     /// The certificate (DER) of that key.
@@ -92,6 +100,8 @@ impl Default for CfaConfig {
             compare_window_ms: 60_000,
             anchor_interval_s: 24 * 3_600,
             ca_file: None,
+            signature_command: Vec::new(),
+            signature_timeout_ms: 5_000,
             extract_key_file: None,
             extract_certificate_file: None,
         }
@@ -146,14 +156,14 @@ pub fn start(
                 "cfa.batch_trades_max must be at least {BATCH_TRADES}, the largest batch of settlement"
             )));
         }
-        let signing = signing::Signing::open(&config)?;
+        let health = rpc::Health::new("cfa");
+        let signing = signing::Signing::open(&config, &health)?;
         let repo = repo::Repo::open(&sealed_store(&config).path).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
             .await?;
         let peers = peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
         let db = repo.db();
-        let health = rpc::Health::new("cfa");
         let service = Arc::new(service::Service::new(
             repo,
             deps.chain,

@@ -655,9 +655,11 @@ impl Config {
         self.bank.data_dir = dir.join("bank");
         self.bank.keys_dir = dir.join("keys");
         if self.sandbox.enabled {
-            // The files of the sandbox's certificate authority.
+            // The files of the sandbox's certificate authority. A command has one of its own.
             let keys = &self.bank.keys_dir;
-            self.cfa.ca_file = Some(keys.join("ca.pem"));
+            if self.cfa.signature_command.is_empty() {
+                self.cfa.ca_file = Some(keys.join("ca.pem"));
+            }
             self.cfa.extract_key_file = Some(keys.join("extracts.pk8"));
             self.cfa.extract_certificate_file = Some(keys.join("extracts.der"));
         }

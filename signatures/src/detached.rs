@@ -16,12 +16,13 @@ use ring::signature::{
 };
 use x509_cert::attr::Attribute;
 use x509_cert::der::asn1::{ObjectIdentifier, OctetString, SetOfVec, UtcTime};
-use x509_cert::der::{self, Any, Decode, Encode, Tag, Tagged};
+use x509_cert::der::pem::LineEnding;
+use x509_cert::der::{self, Any, Decode, Encode, EncodePem, Tag, Tagged};
 use x509_cert::ext::pkix::{BasicConstraints, KeyUsage};
 use x509_cert::spki::{AlgorithmIdentifierOwned, SubjectPublicKeyInfoOwned};
 use x509_cert::{Certificate, TbsCertificate};
 
-use crate::{Digest, SIGNATURE_BYTES_MAX, SignatureError, SignedBy, Verifier};
+use crate::{Claimed, Digest, SIGNATURE_BYTES_MAX, SignatureError, SignedBy};
 
 const SIGNED_DATA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.7.2");
 const DATA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.7.1");
@@ -99,34 +100,21 @@ impl CmsVerifier {
         }
         check_signer(&of.tbs_certificate)
     }
-}
 
-impl Verifier for CmsVerifier {
-    fn verify(
+    /// Returns the signer of a document.
+    ///
+    /// # Errors
+    /// [`SignatureError`], unless the signature is of this document, by the owner of a certificate
+    /// for signatures that a configured authority issued and that is valid at `now_us`
+    /// (microseconds since 1970).
+    pub fn verify(
         &self,
         document: &Digest,
         signature: &[u8],
         now_us: i64,
     ) -> Result<SignedBy, SignatureError> {
-        if signature.len() > SIGNATURE_BYTES_MAX {
-            return Err(SignatureError::Unfit("is longer than 16384 bytes"));
-        }
-        let content = ContentInfo::from_der(signature)?;
-        if content.content_type != SIGNED_DATA {
-            return Err(SignatureError::Unfit("must be SignedData"));
-        }
-        let signed: SignedData = content.content.decode_as()?;
-        if signed.encap_content_info.econtent.is_some() {
-            return Err(SignatureError::Unfit("must be detached from its document"));
-        }
-        let mut signers = signed.signer_infos.0.iter();
-        let (Some(signer), None) = (signers.next(), signers.next()) else {
-            return Err(SignatureError::Unfit("must have one signer"));
-        };
-        let certificate = certificate_of(signer, signed.certificates.as_ref())?;
-        if signed.encap_content_info.econtent_type != DATA {
-            return Err(SignatureError::Unfit("must be of data"));
-        }
+        let signed = signed_data(signature)?;
+        let (signer, certificate) = signer_of(&signed)?;
         let content = signed_content(signer, document)?;
         let key = &certificate.tbs_certificate.subject_public_key_info;
         verify(key, &content, signer.signature.as_bytes())?;
@@ -134,6 +122,61 @@ impl Verifier for CmsVerifier {
         self.check_certificate(certificate, now)?;
         owner(certificate)
     }
+}
+
+/// Reads the signer of a detached signature of any algorithm, and verifies nothing.
+///
+/// # Errors
+/// [`SignatureError`]: the signature is not detached or has not one signer with its certificate, or
+/// another certificate in it has the same serial number. Software could then verify the signature
+/// by the certificate that is not returned here.
+pub fn claimed_signer(signature: &[u8]) -> Result<Claimed, SignatureError> {
+    let signed = signed_data(signature)?;
+    let (_, certificate) = signer_of(&signed)?;
+    let serial = &certificate.tbs_certificate.serial_number;
+    let has_serial = |choice: &&CertificateChoices| match choice {
+        CertificateChoices::Certificate(one) => one.tbs_certificate.serial_number == *serial,
+        CertificateChoices::Other(_) => false,
+    };
+    let certificates = signed.certificates.iter().flat_map(|set| set.0.iter());
+    // Names of issuers are equal in more ways than their bytes, so only the number counts.
+    if certificates.filter(has_serial).count() > 1 {
+        let problem = "must contain one certificate with the signer's serial number";
+        return Err(SignatureError::Unfit(problem));
+    }
+    Ok(Claimed {
+        signer: owner(certificate)?,
+        certificate_pem: certificate.to_pem(LineEnding::LF)?,
+    })
+}
+
+/// The content of a detached signature of data.
+fn signed_data(signature: &[u8]) -> Result<SignedData, SignatureError> {
+    if signature.len() > SIGNATURE_BYTES_MAX {
+        return Err(SignatureError::Unfit("is longer than 16384 bytes"));
+    }
+    let content = ContentInfo::from_der(signature)?;
+    if content.content_type != SIGNED_DATA {
+        return Err(SignatureError::Unfit("must be SignedData"));
+    }
+    let signed: SignedData = content.content.decode_as()?;
+    if signed.encap_content_info.econtent.is_some() {
+        return Err(SignatureError::Unfit("must be detached from its document"));
+    }
+    if signed.encap_content_info.econtent_type != DATA {
+        return Err(SignatureError::Unfit("must be of data"));
+    }
+    Ok(signed)
+}
+
+/// The only signer and its certificate.
+fn signer_of(signed: &SignedData) -> Result<(&SignerInfo, &Certificate), SignatureError> {
+    let mut signers = signed.signer_infos.0.iter();
+    let (Some(signer), None) = (signers.next(), signers.next()) else {
+        return Err(SignatureError::Unfit("must have one signer"));
+    };
+    let certificate = certificate_of(signer, signed.certificates.as_ref())?;
+    Ok((signer, certificate))
 }
 
 /// The certificate of the signer, out of those in the signature.
@@ -366,8 +409,6 @@ mod tests {
     use sha2::Digest as _;
 
     use rcgen::KeyUsagePurpose;
-    use x509_cert::der::EncodePem;
-    use x509_cert::der::pem::LineEnding;
 
     use super::*;
     use crate::Authority;
@@ -454,6 +495,46 @@ mod tests {
             let verified = verifier(&authority).verify(&document, &signature, NOW_US);
             assert_eq!(verified.is_ok(), is_accepted, "{usage:?}");
         }
+    }
+
+    /// The signature with one more certificate in it.
+    fn with_certificate(signature: &[u8], certificate: Certificate) -> Vec<u8> {
+        let content = ContentInfo::from_der(signature).expect("content");
+        let mut signed: SignedData = content.content.decode_as().expect("signed data");
+        let mut certificates = signed.certificates.take().expect("certificates").0;
+        let one = CertificateChoices::Certificate(certificate);
+        certificates.insert(one).expect("inserted");
+        signed.certificates = Some(CertificateSet(certificates));
+        let content = ContentInfo {
+            content_type: SIGNED_DATA,
+            content: Any::encode_from(&signed).expect("encoded"),
+        };
+        content.to_der().expect("DER")
+    }
+
+    #[test]
+    fn a_claimed_signer_has_the_only_certificate_of_its_serial_number() {
+        let authority = Authority::generate().expect("authority");
+        let signer = signer(&authority, "issuer-1");
+        let signature = signer.sign(&digest("decision"), NOW_US).expect("signed");
+        let claimed = claimed_signer(&signature).expect("claimed");
+        assert_eq!(claimed.signer.common_name, "issuer-1");
+        let pem = signer.certificate.to_pem(LineEnding::LF).expect("PEM");
+        assert_eq!(claimed.certificate_pem, pem);
+
+        let issued = authority.issue("issuer-2").expect("issued");
+        let other = Certificate::from_der(&issued.certificate).expect("certificate");
+        let both = with_certificate(&signature, other.clone());
+        assert_eq!(claimed_signer(&both).expect("another number"), claimed);
+        // The same number, by an issuer whose name only looks different.
+        let mut same_number = other;
+        let number = signer.certificate.tbs_certificate.serial_number.clone();
+        same_number.tbs_certificate.serial_number = number;
+        same_number.tbs_certificate.issuer = same_number.tbs_certificate.subject.clone();
+        let both = with_certificate(&signature, same_number);
+        let refused = claimed_signer(&both).expect_err("two certificates");
+        assert!(matches!(refused, SignatureError::Unfit(_)), "{refused}");
+        assert!(claimed_signer(b"no signature").is_err());
     }
 
     #[test]

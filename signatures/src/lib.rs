@@ -1,9 +1,9 @@
 //! Detached signatures of documents: of issue decisions by their issuers, and of extracts from the
 //! register by the operator.
 //!
-//! A signature is made of the SHA-256 digest of a document, so it is verified without the document.
-//! [`CmsVerifier`] is CMS (RFC 5652) with ECDSA P-256 and RSA. GOST R 34.10 needs a certified
-//! library, which implements [`Verifier`].
+//! Signatures are CMS (RFC 5652). [`CmsVerifier`] verifies those with ECDSA P-256 or RSA and the
+//! SHA-256 digest of a document, without the document. Those of other algorithms, as GOST R 34.10
+//! with its own digest, are verified by other software; [`claimed_signer`] reads their signer.
 //!
 //! | module | content |
 //! |---|---|
@@ -17,7 +17,7 @@ mod authority;
 mod detached;
 
 pub use authority::{Authority, Issued};
-pub use detached::{CmsSigner, CmsVerifier};
+pub use detached::{CmsSigner, CmsVerifier, claimed_signer};
 
 /// SHA-256 of a document.
 pub type Digest = [u8; 32];
@@ -34,6 +34,14 @@ pub struct SignedBy {
     pub subject: String,
     /// Serial number of the certificate, hex.
     pub serial: String,
+}
+
+/// What a signature states about its signer. Nothing of it is verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    pub signer: SignedBy,
+    /// The signer's certificate.
+    pub certificate_pem: String,
 }
 
 /// Why a signature is not accepted.
@@ -53,20 +61,4 @@ pub enum SignatureError {
     NotValidNow,
     #[error("the key or certificate cannot be used: {0}")]
     Key(String),
-}
-
-/// Verifies detached signatures.
-pub trait Verifier: Send + Sync {
-    /// Returns the signer of a document.
-    ///
-    /// # Errors
-    /// [`SignatureError`], unless the signature is of this document, by the owner of a certificate
-    /// for signatures that a configured authority issued and that is valid at `now_us`
-    /// (microseconds since 1970).
-    fn verify(
-        &self,
-        document: &Digest,
-        signature: &[u8],
-        now_us: i64,
-    ) -> Result<SignedBy, SignatureError>;
 }

@@ -2,7 +2,7 @@
 //! ECDSA P-256 and with an RSA key, by certificates of the authority in `openssl/ca.pem`.
 
 use sha2::Digest as _;
-use signatures::{CmsVerifier, SignatureError, Verifier};
+use signatures::{CmsVerifier, SignatureError};
 
 const AUTHORITY: &[u8] = include_bytes!("openssl/ca.pem");
 const DOCUMENT: &[u8] = include_bytes!("openssl/document");

@@ -6,13 +6,14 @@
 //! is stored before the contract is deployed; the sweep continues a deployment after a crash.
 
 use sha2::{Digest as _, Sha256};
-use signatures::{Digest, SIGNATURE_BYTES_MAX, SignatureError, SignedBy};
+use signatures::{Digest, SIGNATURE_BYTES_MAX, SignedBy};
 
 use super::{RequestMeta, Service};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, IssueDecision};
 use crate::placement::PlacementTerms;
+use crate::signing::Signed;
 
 /// Names of the calls under which answers are stored (D50).
 const SIGN: &str = "SignIssueDecision";
@@ -42,7 +43,7 @@ impl Service {
     /// # Errors
     /// `NoAuthority`; `OperationState` once the issue is activated; an invalid field: the hash is
     /// not that of the registered document or is that of another issue, or the signature is not the
-    /// issuer's.
+    /// issuer's; `Unavailable` if the configured command cannot verify it.
     pub async fn sign_decision(
         &self,
         meta: &RequestMeta,
@@ -67,7 +68,9 @@ impl Service {
         if !new.document_uri.is_empty() {
             instrument.document_uri = new.document_uri;
         }
-        let signed_by = self.check_signature(&instrument, &new.signature)?;
+        let signed_by = self
+            .check_signature(&instrument, &decision.document, &new.signature)
+            .await?;
         let now_us = self.now_us();
         instrument.updated_at_us = now_us;
         let before = if decision.signature.is_empty() {
@@ -114,7 +117,7 @@ impl Service {
     /// `DecisionUnsigned`; `NoAuthority`; `OperationState` once the issue is activated;
     /// `ContractUnfit`; `PlacementNotOpen` after the end of the placement's period; an invalid
     /// field: the hash is not that of the signed document, the signature is not valid any more, or
-    /// the maturity has passed.
+    /// the maturity has passed; `Unavailable` if the configured command cannot verify it.
     pub async fn activate_instrument(
         &self,
         meta: &RequestMeta,
@@ -139,7 +142,8 @@ impl Service {
             return Err(Refusal::field("document_hash", why).into());
         }
         // The authority may have been removed, or the certificate expired, since it was stored.
-        self.check_signature(&instrument, &decision.signature)?;
+        self.check_signature(&instrument, &decision.document, &decision.signature)
+            .await?;
         if instrument.is_mature(self.clock.now_us()) {
             return Err(Refusal::field("matures_at", "must be in the future").into());
         }
@@ -209,16 +213,18 @@ impl Service {
         Ok((instrument, decision))
     }
 
-    /// Checks that the signature is the issuer's, of the instrument's document.
-    fn check_signature(
+    /// Checks that the signature is the issuer's, of the instrument's document. `document` is empty
+    /// if only its hash is known.
+    async fn check_signature(
         &self,
         instrument: &Instrument,
+        document: &[u8],
         signature: &[u8],
     ) -> Result<SignedBy, Error> {
         let verifier = self.signing.verifier.as_ref();
         let verifier = verifier.ok_or(Refusal::NoAuthority)?;
-        let mut document: Digest = [0; 32];
-        if hex::decode_to_slice(&instrument.document_hash, &mut document).is_err() {
+        let mut hash: Digest = [0; 32];
+        if hex::decode_to_slice(&instrument.document_hash, &mut hash).is_err() {
             return Err(Refusal::field("document_hash", "is required").into());
         }
         let invalid = |why: String| Refusal::field("signature", why);
@@ -226,8 +232,12 @@ impl Service {
             let why = format!("must have 1 to {SIGNATURE_BYTES_MAX} bytes");
             return Err(invalid(why).into());
         }
-        let verified = verifier.verify(&document, signature, self.now_us());
-        let signed_by = verified.map_err(|error: SignatureError| invalid(error.to_string()))?;
+        let signed = Signed {
+            issuer_id: &instrument.issuer_id,
+            hash,
+            document,
+        };
+        let signed_by = verifier.verify(signed, signature, self.now_us()).await?;
         if signed_by.common_name != instrument.issuer_id {
             let why = format!(
                 "the certificate's common name must be the issuer's user id, it is {}",

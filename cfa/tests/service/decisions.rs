@@ -129,9 +129,13 @@ async fn the_decision_of_an_active_issue_and_its_terms_do_not_change() {
         .await
         .expect("registered");
     type Change = fn(&mut pb::UpdateInstrumentRequest);
-    let changes: [(&str, Change); 4] = [
+    let changes: [(&str, Change); 5] = [
         ("name", |change| change.name = Some("Another".into())),
         ("issue_limit", |change| change.issue_limit = decimal("11")),
+        ("matures_at", |change| {
+            let seconds = 2_000_000_000;
+            change.matures_at = Some(prost_types::Timestamp { seconds, nanos: 0 });
+        }),
         ("document_hash", |change| {
             change.document_hash = Some("08".repeat(32));
         }),
@@ -237,6 +241,55 @@ async fn without_a_certificate_authority_no_decision_is_signed() {
     let refused = world.sign("BOND-1", "issuer").await.expect_err("no CA");
     assert_eq!(reason(&refused), "NO_CERTIFICATE_AUTHORITY");
     assert!(refused.message().contains("cfa.ca_file"), "{refused}");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configured_command_verifies_decisions_when_they_are_signed_and_activated() {
+    let folder = tempfile::tempdir().expect("folder");
+    // The command accepts the content of one file. It does not verify signatures.
+    let program = folder.path().join("verify");
+    let accepted = folder.path().join("accepted");
+    let script = format!("cmp -s \"$1\" '{}'", accepted.display());
+    let program_name = program.to_str().expect("UTF-8");
+    let command = [program_name, "-c", script.as_str(), "sh"];
+    let files = ["{content}", "{signature}", "{certificate}", "{ca}"];
+    let command = [command, files].concat();
+    let settings = Settings {
+        signature_command: command.iter().map(|part| (*part).to_owned()).collect(),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.draft(|_| {}).await.expect("registered");
+    let absent = world.sign("BOND-1", "issuer").await.expect_err("absent");
+    assert_eq!(absent.code(), tonic::Code::Unavailable, "{absent}");
+    let found = world.service.health.findings();
+    assert!(found["signatures"].contains("cannot run"), "{found:?}");
+
+    std::os::unix::fs::symlink("/bin/sh", &program).expect("installed");
+    let refused = world.sign("BOND-1", "issuer").await.expect_err("refused");
+    assert_eq!(field(&refused), "signature");
+    let findings = world.service.health.findings();
+    assert!(!findings.contains_key("signatures"), "{findings:?}");
+    // Only the hash of this document is known.
+    std::fs::write(&accepted, document_of("BOND-1")).expect("written");
+    let other = world.sign("BOND-1", "issuer-2").await;
+    assert_eq!(field(&other.expect_err("another signer")), "signature");
+    let signed = world.sign("BOND-1", "issuer").await.expect("signed");
+    assert!(signed.signer.contains("CN=issuer"), "{}", signed.signer);
+    assert_ne!(signed.certificate_serial, "");
+
+    let second = world.draft(|request| {
+        request.symbol = "BOND-2".into();
+        request.document = b"BOND-2".to_vec().into();
+    });
+    second.await.expect("registered");
+    std::fs::write(&accepted, "BOND-2").expect("written");
+    world.sign("BOND-2", "issuer").await.expect("signed");
+    // The content of the first decision is not accepted any more.
+    let refused = world.activate("BOND-1").await.expect_err("refused");
+    assert_eq!(field(&refused), "signature");
+    world.activate("BOND-2").await.expect("activated");
     world.stop().await;
 }
 

@@ -2,7 +2,7 @@
 
 use proto::cfa::v1 as pb;
 use sha2::Digest as _;
-use signatures::{CmsVerifier, Verifier};
+use signatures::CmsVerifier;
 use testkit::pdf;
 
 use crate::world::*;

@@ -69,6 +69,8 @@ pub struct Settings {
     pub peers_url: Option<String>,
     /// Configures no certificate authority.
     pub without_authority: bool,
+    /// Verifies signatures of decisions. Empty: the platform does.
+    pub signature_command: Vec<String>,
 }
 
 impl World {
@@ -138,6 +140,7 @@ impl World {
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
             ca_file: (!settings.without_authority).then(|| keys.join("ca.pem")),
+            signature_command: settings.signature_command,
             extract_key_file: Some(keys.join("extracts.pk8")),
             extract_certificate_file: Some(keys.join("extracts.der")),
             sweep_interval_ms: settings.sweep_interval_ms.unwrap_or(3_600_000),

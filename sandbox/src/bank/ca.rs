@@ -91,7 +91,7 @@ fn pair(
 
 #[cfg(test)]
 mod tests {
-    use signatures::{CmsVerifier, Verifier};
+    use signatures::CmsVerifier;
 
     use super::*;
 
