@@ -68,7 +68,7 @@ pub enum Refusal {
     NominalMissing,
     #[error("Redemption would burn units without payment")]
     NothingToPay,
-    #[error("Only an operator may redeem an issue before its maturity")]
+    #[error("Only two operators may redeem an issue before its maturity")]
     NotMatured,
     #[error("Instrument has not matured: before maturity use reason BUYBACK")]
     UnitsNotMatured,

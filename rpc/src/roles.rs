@@ -363,6 +363,12 @@ pub const APPROVALS: &[Approval] = &[
         When::Partly,
         &[Operator],
     ),
+    // Before the maturity of the issue, which has no call terms.
+    approved(
+        "dfa.cfa.v1.CfaRegistryService/StartRedemption",
+        When::Partly,
+        &[Operator],
+    ),
     // A mint by hand, and the end of a suspended deposit: a mint or a refund.
     approved(
         "dfa.cfa.v1.CfaRegistryService/IssueCfaRub",

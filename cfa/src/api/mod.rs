@@ -25,7 +25,7 @@ use types::{Decimal, OperationStatus, OperationType};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, EnforcementAct, ExtractFormat, ExtractRecipient, Instrument, InstrumentType,
-    IssueRedemption, Offer, OfferSide, RedemptionReason,
+    IssueRedemption, Offer, OfferSide, Operation, RedemptionReason,
 };
 use crate::placement::Placement;
 use crate::repo::OperationFilter;
@@ -99,6 +99,26 @@ fn context_with_digest(
     })
 }
 
+/// An operation as this caller may read it. Of a trade only staff get the other party's user id and
+/// the key, which is settlement's (`design.md` 2).
+fn operation_for(caller: &rpc::Caller, operation: &Operation) -> pb::CfaOperation {
+    let mut message = convert::operation(operation);
+    if message.trade_id.is_empty() || caller.acts_for_any_user() {
+        return message;
+    }
+    message.idempotency_key.clear();
+    for user_id in [
+        &mut message.user_id,
+        &mut message.from_user_id,
+        &mut message.to_user_id,
+    ] {
+        if caller.require_user(user_id).is_err() {
+            user_id.clear();
+        }
+    }
+    message
+}
+
 fn operation_of(result: &OperationResult) -> Option<pb::CfaOperation> {
     Some(convert::operation(&result.operation))
 }
@@ -141,7 +161,7 @@ impl Api {
         if !may_see {
             return Err(to_status(Refusal::OperationNotFound.into()));
         }
-        Ok(convert::operation(&operation))
+        Ok(operation_for(caller, &operation))
     }
 
     async fn operations(
@@ -201,7 +221,7 @@ impl Api {
             id: row.operation_id.clone(),
         });
         Ok(pb::ListOperationsResponse {
-            operations: rows.iter().map(convert::operation).collect(),
+            operations: rows.iter().map(|row| operation_for(caller, row)).collect(),
             pagination: Some(pagination),
         })
     }
@@ -938,15 +958,24 @@ impl CfaRegistryService for Api {
         let new = NewRedemption {
             record_date_us: message.record_date.as_ref().map(wire::timestamp_us),
             reason,
-            may_be_early: caller.require(&[Role::Operator, Role::Service]).is_ok(),
+            may_be_early: caller.is_service(),
             instrument_id: message.instrument_id,
             wait: OPERATIONS_WAIT,
         };
-        let (redemption, replayed) = self
-            .service
-            .start_redemption(&context, new)
-            .await
-            .map_err(to_status)?;
+        let started = self.service.start_redemption(&context, new).await;
+        // Issues have no call terms, so an early redemption takes two persons (`design.md` 10).
+        let is_early = matches!(started, Err(Error::Refused(Refusal::NotMatured)));
+        if is_early && caller.require(&[Role::Operator]).is_ok() {
+            caller.require_approval("dfa.cfa.v1.CfaRegistryService/StartRedemption")?;
+        }
+        // Trading has stopped for good: the approved call is repeated until no operation is open.
+        let is_waiting = matches!(started, Err(Error::Refused(Refusal::OperationsOpen)));
+        if is_waiting && caller.approval.is_some() {
+            return Err(to_status(Error::Unavailable(
+                "Redemption with open operations",
+            )));
+        }
+        let (redemption, replayed) = started.map_err(to_status)?;
         let (redemption, pagination) = self.redemption(&caller, &redemption, None).await?;
         let answer = pb::StartRedemptionResponse {
             redemption: Some(redemption),
@@ -1085,14 +1114,10 @@ impl CfaRegistryService for Api {
             .map(convert::trade_leg)
             .collect::<Result<_, Error>>()
             .map_err(to_status)?;
-        let batch = self
-            .service
-            .settle_trades(&context, &batch_id, &legs)
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(pb::SettleTradesResponse {
-            batch: Some(convert::batch(batch)),
-        }))
+        let settled = self.service.settle_trades(&context, &batch_id, &legs);
+        let (batch, replayed) = settled.await.map_err(to_status)?;
+        let batch = Some(convert::batch(batch));
+        Ok(answered(pb::SettleTradesResponse { batch }, replayed))
     }
 
     async fn get_trade_batch(
@@ -1322,14 +1347,11 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         write_context(&caller, message.context)?;
-        let operation = self
-            .service
-            .finalize_issuance(&message.tx_hash)
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(pb::FinalizeIssuanceResponse {
-            operation: Some(convert::operation(&operation)),
-        }))
+        let finalized = self.service.finalize_issuance(&message.tx_hash).await;
+        let finalized = finalized.map_err(to_status)?;
+        let operation = Some(convert::operation(&finalized.operation));
+        let answer = pb::FinalizeIssuanceResponse { operation };
+        Ok(answered(answer, finalized.replayed))
     }
 
     async fn finalize_redemption(
@@ -1339,14 +1361,11 @@ impl CfaRegistryService for Api {
         let caller = rpc::caller(&request)?.clone();
         let message = request.into_inner();
         write_context(&caller, message.context)?;
-        let operation = self
-            .service
-            .finalize_redemption(&message.payout_id)
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(pb::FinalizeRedemptionResponse {
-            operation: Some(convert::operation(&operation)),
-        }))
+        let finalized = self.service.finalize_redemption(&message.payout_id).await;
+        let finalized = finalized.map_err(to_status)?;
+        let operation = Some(convert::operation(&finalized.operation));
+        let answer = pb::FinalizeRedemptionResponse { operation };
+        Ok(answered(answer, finalized.replayed))
     }
 
     async fn list_suspended_deposits(

@@ -11,8 +11,8 @@ use service_kit::audit::{Act, AuditRecord};
 use uuid::Uuid;
 
 use crate::model::{
-    ActStatus, CFA_RUB, CFA_RUB_DECIMALS, EnforcementAct, Instrument, IssueRedemption, Operation,
-    Status,
+    ActStatus, CFA_RUB, CFA_RUB_DECIMALS, EnforcementAct, Flow, Instrument, IssueRedemption,
+    Operation, Status,
 };
 use crate::placement::Placement;
 use chain::Address;
@@ -516,12 +516,22 @@ fn audit_operation(operation: &Operation, action: &str, before: &str, actor: &st
         .as_ref()
         .map(|(_, message)| message.as_str())
         .unwrap_or_default();
+    let status = operation.status.as_str();
+    let is_issue = matches!(
+        operation.flow,
+        Flow::IssueRub | Flow::IssueInvestment | Flow::Placement
+    );
+    // The actor of a refused issue is not the user (R045).
+    let after = match is_issue && operation.rejection.is_some() {
+        true => format!("{status} for {}", operation.user_id),
+        false => status.to_owned(),
+    };
     audit(
         action,
         &operation.operation_id,
         actor,
         before,
-        operation.status.as_str(),
+        &after,
         reason,
         &operation.correlation_id,
         operation.updated_at_us,

@@ -361,8 +361,9 @@ impl Service {
         })
     }
 
-    /// FinalizeIssuance (D42): reads the receipt now instead of waiting for its event.
-    pub async fn finalize_issuance(&self, tx_hash: &str) -> Result<Operation, Error> {
+    /// FinalizeIssuance (D42): reads the receipt now instead of waiting for its event. A repeat is
+    /// any call after the operation's end.
+    pub async fn finalize_issuance(&self, tx_hash: &str) -> Result<OperationResult, Error> {
         let tx_hash = tx_hash.to_lowercase();
         let found = self
             .repo
@@ -372,11 +373,11 @@ impl Service {
             .next()
             .ok_or(Refusal::OperationNotFound)?;
         self.on_receipt(&tx_hash).await?;
-        Ok(self
-            .repo
-            .operation(&found.operation_id)
-            .await?
-            .ok_or(Refusal::OperationNotFound)?)
+        let operation = self.repo.operation(&found.operation_id).await?;
+        Ok(OperationResult {
+            operation: operation.ok_or(Refusal::OperationNotFound)?,
+            replayed: found.status.is_terminal(),
+        })
     }
 
     /// Resolves a suspended deposit for an operator: retries its issue, or refunds it.

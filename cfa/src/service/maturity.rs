@@ -1,7 +1,7 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
 //! 0. Checks before any change: the issue has a nominal, the record date is the day of maturity
-//!    (before maturity: the current day, by an operator's call), and the payment is not zero while
+//!    (before maturity: the current day, by an approved call), and the payment is not zero while
 //!    there are units.
 //! 1. The issue stops trading (MATURED). The call waits until open operations of the issue are
 //!    final, because they may move units. Holders' offers to sell units end, because they hold
@@ -45,7 +45,7 @@ pub struct NewRedemption {
     /// Unset: the day of maturity, or before maturity the current day.
     pub record_date_us: Option<i64>,
     pub reason: RedemptionReason,
-    /// The caller may redeem before maturity.
+    /// The call may redeem before maturity: of a service, or of two persons (D32).
     pub may_be_early: bool,
     /// Longest wait of the call for the issue's open operations.
     pub wait: Duration,

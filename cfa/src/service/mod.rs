@@ -60,7 +60,7 @@ use events::Tx;
 use events::calls::{Answered, CallKey};
 use service_kit::{Clock, KeyedMutex, clock};
 use tokio::sync::{OwnedMutexGuard, watch};
-use types::Decimal;
+use types::{Decimal, DecimalError};
 
 use crate::CfaConfig;
 use crate::compare::{Comparison, Subject};
@@ -270,11 +270,12 @@ impl Service {
 
 /// Converts an amount to smallest units. Refuses the field if digits would be lost (R029).
 pub fn units(field: &'static str, amount: Decimal, decimals: u8) -> Result<i64, Refusal> {
-    amount.to_minor(decimals).map_err(|_| {
-        Refusal::field(
-            field,
-            format!("has more than {decimals} digits after the point, or is too large"),
-        )
+    amount.to_minor(decimals).map_err(|error| {
+        let why = match error {
+            DecimalError::Overflow => error.to_string(),
+            _ => format!("has more than {decimals} digits after the point"),
+        };
+        Refusal::field(field, why)
     })
 }
 

@@ -102,11 +102,11 @@ impl Service {
     }
 
     /// FinalizeRedemption (D42), also for PayoutConfirmed and PayoutFailed. An open payout changes
-    /// nothing (T08).
+    /// nothing (T08). A repeat is any call after the operation's end.
     ///
     /// # Errors
     /// `OperationNotFound`; `PayoutFailed` if the redemption has ended as FAILED.
-    pub async fn finalize_redemption(&self, payout_id: &str) -> Result<Operation, Error> {
+    pub async fn finalize_redemption(&self, payout_id: &str) -> Result<OperationResult, Error> {
         let found = self
             .repo
             .operation_by_reference(OperationType::Redemption, payout_id)
@@ -141,7 +141,10 @@ impl Service {
         if operation.status == Status::Failed {
             return Err(Refusal::PayoutFailed.into());
         }
-        Ok(operation)
+        Ok(OperationResult {
+            operation,
+            replayed: found.status.is_terminal(),
+        })
     }
 
     /// Burns a holder's units. The issuer pays the nominal (buyback, with an offer of the holder),

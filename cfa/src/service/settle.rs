@@ -50,7 +50,7 @@ struct SentTrade {
 }
 
 impl Service {
-    /// Stores and submits a batch. A repeat of `batch_id` returns the stored batch, after
+    /// Stores and submits a batch. A repeat of `batch_id` returns the stored batch and true, after
     /// submitting it if necessary.
     ///
     /// # Errors
@@ -61,10 +61,10 @@ impl Service {
         meta: &RequestMeta,
         batch_id: &str,
         legs: &[TradeLeg],
-    ) -> Result<Batch, Error> {
+    ) -> Result<(Batch, bool), Error> {
         let _lock = self.object_locks.lock(batch_id).await;
         if let Some(batch) = self.repo.batch(batch_id).await? {
-            return self.submit_batch(batch).await;
+            return Ok((self.submit_batch(batch).await?, true));
         }
         self.check_legs(legs)?;
         let instruments = self.instruments_of(legs).await?;
@@ -112,7 +112,7 @@ impl Service {
             .await?;
         tx.commit().await?;
         failpoint::reach(failpoint::BATCH_STORED);
-        self.submit_batch(batch).await
+        Ok((self.submit_batch(batch).await?, false))
     }
 
     /// Ends the operation of a trade that was bust before a batch had it: no batch will. Others end

@@ -8,8 +8,11 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use tonic::Code;
 
+use crate::metrics::{Scrape, alone};
 use crate::redeem::{redeem, trail_has};
 use crate::world::*;
+
+const ALONE: &str = "CFA_BREAKS_ALONE";
 
 async fn compared(folder: &std::path::Path) -> World {
     let settings = Settings {
@@ -178,6 +181,67 @@ async fn r188_a_lasting_difference_halts_its_instrument_alone_until_it_is_cleare
     let lifted = set_status(&mut world, "BOND-1", pb::InstrumentStatus::Active).await;
     lifted.expect("lifted");
     world.stop().await;
+}
+
+/// Waits until a gauge has such a value.
+async fn gauge_becomes(url: &str, name: &str, is_such: impl Fn(f64) -> bool) {
+    let such = async || is_such(Scrape::of(url).await.value(name, &[])).then_some(());
+    testkit::eventually(such).await;
+}
+
+/// The child process that is scraped. Does nothing in an ordinary test run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_shows_its_breaks() {
+    const OPEN: &str = "cfa_reconciliation_breaks_open";
+    const AGE: &str = "cfa_reconciliation_break_age_seconds";
+    if std::env::var(ALONE).is_err() {
+        return;
+    }
+    // Before the gauges are set, as in the platform.
+    rpc::metrics_init();
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let url = world.listen().await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    finding(&world, false).await;
+    let before = Scrape::of(&url).await;
+    assert!(before.value(OPEN, &[]).abs() < 1e-9);
+    mint(&mut world, "BOND-1", 5).await;
+    // Health has a break last: it is listed and counted then.
+    finding(&world, true).await;
+    assert!(!breaks(&mut world, true).await.is_empty());
+    assert!(Scrape::of(&url).await.value(OPEN, &[]) > 0.5);
+    // The holder and the supply.
+    gauge_becomes(&url, OPEN, |open| (open - 2.0).abs() < 1e-9).await;
+    let listed = breaks(&mut world, true).await;
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    assert!(listed.iter().all(|row| row.age_seconds < 3_600));
+
+    // One is an hour older: its age is the gauge's.
+    let older = "UPDATE chain_break SET found_at_us = found_at_us - 3600000000 WHERE address <> ''";
+    alter_store(folder.path(), older).await;
+    gauge_becomes(&url, AGE, |age| (3_600.0..7_200.0).contains(&age)).await;
+    let listed = breaks(&mut world, true).await;
+    let holder = listed.iter().find(|row| row.user_id == "alice");
+    let holder = holder.expect("the holder");
+    assert!((3_600..7_200).contains(&holder.age_seconds), "{holder:?}");
+
+    burn(&mut world, "BOND-1", 5).await;
+    finding(&world, false).await;
+    let after = Scrape::of(&url).await;
+    for gauge in [OPEN, AGE] {
+        assert!(after.value(gauge, &[]).abs() < 1e-9, "{gauge}");
+    }
+    world.stop().await;
+}
+
+/// Runs in a child process: metrics are process-wide, and other tests have breaks too.
+// rows: R188
+#[tokio::test]
+async fn r188_a_break_is_in_the_metrics_with_its_age_as_soon_as_it_is_in_health() {
+    alone("breaks::child_shows_its_breaks", ALONE).await;
 }
 
 // rows: R188

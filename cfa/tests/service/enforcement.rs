@@ -2,7 +2,7 @@
 
 use prost::Message;
 use proto::cfa::v1 as pb;
-use proto::common::v1::OperationStatus;
+use proto::common::v1::{KycStatus, OperationStatus};
 use proto::identity::v1::UserStatus;
 
 use crate::node::{NO_COINS, gated_world};
@@ -224,14 +224,52 @@ async fn a_levy_takes_units_of_an_arrest_and_the_rest_stays_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_forced_transfer_has_any_basis_and_its_act_keeps_it() {
+    use pb::EnforcementBasis::{Court, Inheritance, Levy, Recovery};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    for basis in [Court, Levy, Inheritance, Recovery] {
+        let request = pb::ForceTransferRequest {
+            basis: basis.into(),
+            ..transferring("2", "")
+        };
+        let sent = world.cfa.force_transfer(request).await.expect("sent");
+        let operation = sent.into_inner().operation.expect("operation");
+        let operation = world.settle(&operation).await;
+        assert_eq!(operation.status(), OperationStatus::Finalized, "{basis:?}");
+        let act = act(&mut world, &operation.operation_id).await;
+        assert_eq!((act.status(), act.basis()), (Done, basis));
+    }
+    assert_eq!(units(&mut world).await, pair("2", "2"));
+    assert_eq!(world.tokens("BOND-1", "heir").await, 8);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn r019_a_receiver_of_a_forced_transfer_is_a_known_user_with_standard_kyc() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = with_units(folder.path()).await;
-    let blocked = |user: &mut testkit::TestUser| user.status = UserStatus::Blocked;
-    world.double.upsert_user("heir", blocked);
-    let refused = force(&mut world, "1", "").await.expect_err("blocked");
-    assert_eq!(reason(&refused), "USER_BLOCKED");
+    type Change = fn(&mut testkit::TestUser);
+    let changes: [(&str, Change); 2] = [
+        ("USER_BLOCKED", |user| user.status = UserStatus::Blocked),
+        ("KYC_LEVEL_TOO_LOW", |user| user.kyc = KycStatus::Simplified),
+    ];
+    for (why, change) in changes {
+        world.double.with(|state| state.users.clear());
+        world.double.upsert_user("heir", change);
+        let refused = force(&mut world, "1", "").await.expect_err(why);
+        assert_eq!(reason(&refused), why);
+    }
+    world.double.with(|state| {
+        state.users.clear();
+        state.default_user = None;
+    });
+    let refused = force(&mut world, "1", "").await.expect_err("unknown");
+    assert_eq!(reason(&refused), "USER_NOT_FOUND");
     assert_eq!(units(&mut world).await, pair("10", "10"));
+    let request = pb::ListEnforcementActsRequest::default();
+    let listed = world.cfa.list_enforcement_acts(request).await;
+    assert!(listed.expect("listed").into_inner().acts.is_empty());
     world.stop().await;
 }
 
@@ -319,7 +357,7 @@ async fn a_freeze_that_the_ledger_refuses_after_a_crash_is_deleted() {
     world.stop().await;
 }
 
-/// Redeems the issue by an operator's call.
+/// Redeems the issue before its maturity.
 async fn redeem_issue(world: &mut World) -> pb::IssueRedemption {
     let start = pb::StartRedemptionRequest {
         context: context(&key()),

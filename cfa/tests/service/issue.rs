@@ -18,7 +18,7 @@ fn request(user_id: &str, amount: &str, payment_id: &str, key: &str) -> pb::Issu
     }
 }
 
-// rows: R019 R023 R024 R038 R040 R048 R049 R050 R051 R053 R054 R058 R059 R060 R063
+// rows: R019 R023 R024 R036 R038 R040 R048 R049 R050 R051 R053 R054 R058 R059 R060 R063
 #[tokio::test(flavor = "multi_thread")]
 async fn r038_deposit_becomes_tokens_and_a_balance() {
     let folder = tempfile::tempdir().expect("folder");
@@ -297,6 +297,19 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
         ),
         ("issuance.rejected", rejected[1].as_str(), "service")
     );
+    // The query names the caller and the user.
+    let listed = crate::records::records(&world, "", &rejected[1]).await;
+    let listed: Vec<_> = listed
+        .iter()
+        .map(|one| [&*one.action, &*one.actor, &*one.after, &*one.reason])
+        .collect();
+    let refused = [
+        "issuance.rejected",
+        "service",
+        "REJECTED for alice",
+        "Daily limit",
+    ];
+    assert_eq!(listed, [refused]);
     // The deposit is paid but refused. An operator retries the issue or refunds it (T24).
     let suspended = world
         .cfa

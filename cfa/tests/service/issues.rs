@@ -1289,7 +1289,7 @@ async fn r098_units_without_a_nominal_are_not_redeemed() {
         .expect("registered");
     world.issue("BOND-1", "alice", "2").await;
     let refused = [
-        start(&world, "sandbox.operator", None)
+        start(&world, "sandbox.service", None)
             .await
             .expect_err("no nominal"),
         buy_back(&mut world, "1").await.expect_err("no nominal"),
@@ -1324,7 +1324,7 @@ async fn r098_units_are_not_redeemed_without_payment() {
     let dust = "0.000000000000000001";
     world.issue("BOND-1", "alice", dust).await;
     let refused = [
-        start(&world, "sandbox.operator", None)
+        start(&world, "sandbox.service", None)
             .await
             .expect_err("nothing to pay"),
         buy_back(&mut world, dust)
@@ -1365,7 +1365,7 @@ async fn r099_record_date_is_the_day_of_maturity_or_today() {
     world.issue("BOND-1", "alice", "2").await;
     // 2000-01-01 is before the first holder.
     for date in [946_684_800, now - DAY, now + DAY, matures_at] {
-        let refused = start(&world, "sandbox.operator", Some(date))
+        let refused = start(&world, "sandbox.service", Some(date))
             .await
             .expect_err("another day");
         assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{date}");
@@ -1375,16 +1375,20 @@ async fn r099_record_date_is_the_day_of_maturity_or_today() {
         );
         assert_untouched(&mut world, "2").await;
     }
-    // Before maturity only an operator may call it.
-    for date in [None, Some(now)] {
-        let refused = start(&world, "sandbox.issuer.issuer", date)
-            .await
-            .expect_err("too early for an issuer");
-        assert_eq!(
-            (refused.code(), reason(&refused).as_str()),
-            (tonic::Code::FailedPrecondition, "NOT_MATURED")
-        );
-        assert_untouched(&mut world, "2").await;
+    // Before maturity neither the issuer nor one operator may call it.
+    for (credential, why) in [
+        ("sandbox.issuer.issuer", "NOT_MATURED"),
+        ("sandbox.operator", "APPROVAL_REQUIRED"),
+    ] {
+        for date in [None, Some(now)] {
+            let refused = start(&world, credential, date).await;
+            let refused = refused.expect_err("too early");
+            assert_eq!(
+                (refused.code(), reason(&refused).as_str()),
+                (tonic::Code::FailedPrecondition, why)
+            );
+            assert_untouched(&mut world, "2").await;
+        }
     }
     world.clock.advance_us(12 * DAY * 1_000_000);
     for date in [now, now + 12 * DAY] {
@@ -1596,7 +1600,7 @@ async fn r099_a_restart_of_a_failed_redemption_is_checked_like_a_start() {
     world.deposit("issuer", "2000.00").await;
     let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, b"redemption:BOND-1");
     revert_under(&mut world, &format!("{id}:fund")).await;
-    let failed = start(&world, "sandbox.operator", None)
+    let failed = start(&world, "sandbox.service", None)
         .await
         .expect("started");
     assert_eq!(failed.status(), pb::RedemptionStatus::Failed);
@@ -1604,17 +1608,19 @@ async fn r099_a_restart_of_a_failed_redemption_is_checked_like_a_start() {
 
     let mut world = World::start(folder.path()).await;
     world.resume_operations().await;
-    for date in [None, Some(now)] {
-        let refused = start(&world, "sandbox.issuer.issuer", date)
-            .await
-            .expect_err("too early for an issuer");
+    for (credential, why) in [
+        ("sandbox.issuer.issuer", "NOT_MATURED"),
+        ("sandbox.operator", "APPROVAL_REQUIRED"),
+    ] {
+        let refused = start(&world, credential, None).await;
+        let refused = refused.expect_err("too early");
         assert_eq!(
             (refused.code(), reason(&refused).as_str()),
-            (tonic::Code::FailedPrecondition, "NOT_MATURED")
+            (tonic::Code::FailedPrecondition, why)
         );
     }
     for date in [now - DAY, now + 10 * DAY] {
-        let refused = start(&world, "sandbox.operator", Some(date))
+        let refused = start(&world, "sandbox.service", Some(date))
             .await
             .expect_err("another day");
         assert!(
@@ -1624,7 +1630,7 @@ async fn r099_a_restart_of_a_failed_redemption_is_checked_like_a_start() {
     }
     assert_eq!(redemption(&mut world).await, failed);
     assert_eq!(world.supply("BOND-1").await, "2");
-    let done = start(&world, "sandbox.operator", Some(now))
+    let done = start(&world, "sandbox.service", Some(now))
         .await
         .expect("started again");
     assert_eq!(
@@ -1704,7 +1710,7 @@ async fn r098_health_names_an_issue_whose_redemption_is_not_recorded() {
         world.service.health.failing()[part],
         "trading has stopped and no redemption is recorded: start it again"
     );
-    let done = start(&world, "sandbox.operator", None).await;
+    let done = start(&world, "sandbox.service", None).await;
     let done = done.expect("started again");
     assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
     world.resume_operations().await;

@@ -10,20 +10,20 @@ use crate::world::*;
 
 const ALONE: &str = "CFA_METRICS_ALONE";
 
-type Labels = &'static [(&'static str, &'static str)];
+pub type Labels = &'static [(&'static str, &'static str)];
 
 /// Values of `/metrics` at one time.
-struct Scrape(String);
+pub struct Scrape(String);
 
 impl Scrape {
-    async fn of(url: &str) -> Self {
+    pub async fn of(url: &str) -> Self {
         let answer = reqwest::get(format!("{url}/metrics")).await;
         let answer = answer.expect("answered").error_for_status().expect("200");
         Self(answer.text().await.expect("text"))
     }
 
     /// The series with exactly these labels; 0 if it does not exist yet.
-    fn value(&self, name: &str, labels: Labels) -> f64 {
+    pub fn value(&self, name: &str, labels: Labels) -> f64 {
         let labels = labels.iter();
         let labels: Vec<String> = labels
             .map(|(key, value)| format!("{key}=\"{value}\""))

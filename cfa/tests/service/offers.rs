@@ -354,14 +354,7 @@ async fn d46_the_redemption_of_an_issue_ends_its_offers() {
             world.clock.advance_us(3_600_000_000);
             world.resume_operations().await;
         } else {
-            let request = pb::StartRedemptionRequest {
-                context: context(&key()),
-                instrument_id: "BOND-1".into(),
-                record_date: None,
-                reason: pb::RedemptionReason::Buyback.into(),
-            };
-            let mut operator = world.as_caller("sandbox.operator");
-            operator.start_redemption(request).await.expect("started");
+            world.redeem_issue().await.expect("started");
         }
         assert_eq!(
             world.instrument("BOND-1").await.status(),
@@ -405,15 +398,7 @@ async fn d46_a_redemption_continues_to_end_offers_after_a_crash() {
         alter_store(folder.path(), statement).await;
     }
     let mut world = World::start(folder.path()).await;
-    let request = pb::StartRedemptionRequest {
-        context: context(&key()),
-        instrument_id: "BOND-1".into(),
-        record_date: None,
-        reason: pb::RedemptionReason::Buyback.into(),
-    };
-    let mut operator = world.as_caller("sandbox.operator");
-    let started = operator.start_redemption(request).await.expect("started");
-    let started = started.into_inner().redemption.expect("redemption");
+    let started = world.redeem_issue().await.expect("started");
     assert_eq!(started.status(), pb::RedemptionStatus::Finalized);
     for offered in &offers {
         assert_eq!(status_of(&world, offered).await, Cancelled);
@@ -435,16 +420,9 @@ async fn d46_lost_calls_delay_the_redemption_of_an_issue_with_offers() {
         let offered = world.offer("BOND-1", "alice", "1", "1.00").await;
         offered.expect("offered");
     }
-    let start = || pb::StartRedemptionRequest {
-        context: context(&key()),
-        instrument_id: "BOND-1".into(),
-        record_date: None,
-        reason: pb::RedemptionReason::Buyback.into(),
-    };
-    let mut operator = world.as_caller("sandbox.operator");
     world.faults.start(46);
     let mut lost = 0;
-    while let Err(refused) = operator.start_redemption(start()).await {
+    while let Err(refused) = world.redeem_issue().await {
         assert_eq!(refused.code(), Code::Unavailable, "{refused}");
         let status = world.instrument("BOND-1").await.status();
         assert_eq!(status, pb::InstrumentStatus::Matured);

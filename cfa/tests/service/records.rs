@@ -9,7 +9,7 @@ use crate::redeem::redeem;
 use crate::world::*;
 
 /// Records, newest first, read in pages of three.
-async fn records(world: &World, actor: &str, object_id: &str) -> Vec<AuditRecord> {
+pub async fn records(world: &World, actor: &str, object_id: &str) -> Vec<AuditRecord> {
     let mut auditor = world.as_caller("sandbox.auditor");
     let (mut records, mut page_token) = (Vec::new(), String::new());
     loop {

@@ -75,7 +75,7 @@ pub async fn finalize(
         .expect("operation"))
 }
 
-// rows: R016 R065 R066 R068 R070 R072 R073 R074 R075 R077 R082 R083 R084 R086 R090
+// rows: R016 R036 R065 R066 R068 R070 R072 R073 R074 R075 R077 R082 R083 R084 R086 R090
 #[tokio::test(flavor = "multi_thread")]
 async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     let folder = tempfile::tempdir().expect("folder");
@@ -397,6 +397,7 @@ async fn payout_returns_the_tokens(end: PaymentStatus) {
     world.stop().await;
 }
 
+// rows: R321
 #[tokio::test(flavor = "multi_thread")]
 async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
     reverted_burn_frees_the_money(None).await;

@@ -3,15 +3,63 @@
 use std::time::Duration;
 
 use proto::cfa::v1 as pb;
-use proto::common::v1::OperationStatus;
+use proto::common::v1::{OperationStatus, PaymentStatus};
 use testkit::Fault;
 
 use crate::node::{NO_COINS, gated_world};
 use crate::redeem::redeem;
+use crate::trades::{leg, market_world, wait_batch};
 use crate::world::*;
 
 fn is_repeat<T>(answer: &tonic::Response<T>) -> bool {
     answer.metadata().contains_key("idempotent-replayed")
+}
+
+// rows: R320
+#[tokio::test(flavor = "multi_thread")]
+async fn d50_a_repeated_batch_or_finalization_is_marked() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let batch = pb::SettleTradesRequest {
+        context: context(&key()),
+        batch_id: "n1:1-1".into(),
+        trades: vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "0.00")],
+    };
+    let first = world.cfa.settle_trades(batch.clone()).await;
+    assert!(!is_repeat(&first.expect("submitted")));
+    wait_batch(&mut world, "n1:1-1").await;
+    let again = world.cfa.settle_trades(batch).await.expect("answered");
+    assert!(is_repeat(&again));
+
+    // The operation's receipt ends it: each later call is a repeat.
+    let issued = world.deposit("alice", "100.00").await;
+    let issuance = pb::FinalizeIssuanceRequest {
+        context: context(&key()),
+        tx_hash: issued.onchain_tx_hash.clone(),
+    };
+    let again = world.cfa.finalize_issuance(issuance).await;
+    assert!(is_repeat(&again.expect("answered")));
+
+    let redemption = redeem(&mut world, "40.00", "payout-1").await;
+    world.settle(&redemption).await;
+    let finalize = || pb::FinalizeRedemptionRequest {
+        context: context(&key()),
+        payout_id: "payout-1".into(),
+    };
+    let open = world.cfa.finalize_redemption(finalize()).await;
+    assert!(!is_repeat(&open.expect("the bank has not answered")));
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    let first = world.cfa.finalize_redemption(finalize()).await;
+    let first = first.expect("finalized").into_inner().operation;
+    assert_eq!(
+        first.expect("operation").status(),
+        OperationStatus::Finalized
+    );
+    let again = world.cfa.finalize_redemption(finalize()).await;
+    assert!(is_repeat(&again.expect("answered")));
+    world.stop().await;
 }
 
 // rows: R320

@@ -103,3 +103,46 @@ async fn d32_one_person_halts_an_issue_and_two_end_the_halt() {
     assert_eq!(world.instrument("BOND-1").await.status(), Active);
     world.stop().await;
 }
+
+// rows: R098 R333
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_an_issue_is_redeemed_early_by_two_persons() {
+    use pb::RedemptionReason::{Buyback, Maturity};
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let start = |why: pb::RedemptionReason| pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: why.into(),
+    };
+    // The role of a service beside another one is a person's.
+    for credential in [
+        "sandbox.operator",
+        "sandbox.operator.anna",
+        "sandbox.operator+service",
+    ] {
+        let mut alone = world.as_caller(credential);
+        for why in [Buyback, Maturity] {
+            let refused = alone.start_redemption(start(why)).await;
+            let refused = refused.expect_err("one person");
+            assert_eq!(reason(&refused), "APPROVAL_REQUIRED", "{credential}");
+        }
+    }
+    let status = world.instrument("BOND-1").await.status();
+    assert_eq!(status, pb::InstrumentStatus::Active);
+    assert_eq!(world.supply("BOND-1").await, "2");
+    let money = world.balance("issuer:CFA-RUB").await.available;
+    assert_eq!(money.to_string(), "2000.00");
+
+    let request = testkit::messages::approved(start(Buyback));
+    let mut approved = world.as_caller(testkit::APPROVED);
+    let started = approved.start_redemption(request).await.expect("started");
+    let redemption = started.into_inner().redemption.expect("redemption");
+    assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+    assert_eq!(world.supply("BOND-1").await, "0");
+    world.stop().await;
+}

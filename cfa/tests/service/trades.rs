@@ -277,6 +277,9 @@ async fn r094_a_batch_exchanges_both_legs_and_leaves_out_failed_trades() {
         (event.amount.clone(), event.tx_hash.as_str()),
         (amount("BOND-1", "4"), batch.onchain_tx_hash.as_str())
     );
+    assert_eq!(event.operation_id, first.operation_id);
+    assert!(event.transferred_at.is_some());
+    assert_eq!(event.transferred_at, first.finalized_at);
     // A left-out trade can be sent again, a settled one cannot.
     let again = settle(
         &mut world,
@@ -670,7 +673,7 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_like_an_own_call() {
     world.stop().await;
 }
 
-// rows: R094 R095
+// rows: R036 R094 R095
 #[tokio::test(flavor = "multi_thread")]
 async fn r094_plain_transfer_moves_chain_and_ledger() {
     let folder = tempfile::tempdir().expect("folder");
@@ -931,4 +934,77 @@ fn assert_kyc_refused(operation: &pb::CfaOperation) {
             "KYC level too low"
         )
     );
+}
+
+/// The operation of `trade_id` for this caller: in the list of its user and by its id.
+async fn operation_read_by(world: &World, user_id: &str, trade_id: &str) -> pb::CfaOperation {
+    let mut cfa = world.as_caller(&format!("sandbox.investor.{user_id}"));
+    let request = pb::ListOperationsRequest {
+        external_ref: trade_id.into(),
+        ..Default::default()
+    };
+    let listed = cfa.list_operations(request).await.expect("listed");
+    let mut listed = listed.into_inner().operations;
+    assert_eq!(listed.len(), 1, "operations for {user_id}");
+    let listed = listed.remove(0);
+    let request = pb::GetOperationRequest {
+        context: None,
+        operation_id: listed.operation_id.clone(),
+    };
+    let found = cfa.get_operation(request).await.expect("found");
+    assert_eq!(found.into_inner().operation.as_ref(), Some(&listed));
+    listed
+}
+
+// rows: R314
+#[tokio::test(flavor = "multi_thread")]
+async fn r314_a_party_of_a_trade_reads_no_user_id_of_the_other_and_no_key() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let trades = vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "0")];
+    settle(&mut world, "n1:1-1", trades)
+        .await
+        .expect("submitted");
+    wait_batch(&mut world, "n1:1-1").await;
+    // Staff and services read all of it.
+    let whole = trade(&mut world, "t-1").await;
+    let parties = |operation: &pb::CfaOperation| {
+        [
+            operation.user_id.clone(),
+            operation.from_user_id.clone(),
+            operation.to_user_id.clone(),
+            operation.idempotency_key.clone(),
+        ]
+    };
+    assert_eq!(parties(&whole), ["bob", "bob", "alice", "t-1"]);
+    for (user_id, shown) in [
+        ("alice", ["", "", "alice", ""]),
+        ("bob", ["bob", "bob", "", ""]),
+    ] {
+        let read = operation_read_by(&world, user_id, "t-1").await;
+        assert_eq!(parties(&read), shown, "{user_id}");
+        assert_eq!(
+            (&read.trade_id, &read.onchain_tx_hash, read.status()),
+            (&whole.trade_id, &whole.onchain_tx_hash, whole.status())
+        );
+    }
+    // A transfer without a trade names both: its sender has chosen the receiver.
+    let request = pb::TransferCfaRequest {
+        context: context("gift"),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        ..Default::default()
+    };
+    let sent = world.transfer(request).await.expect("sent");
+    let request = pb::GetOperationRequest {
+        context: None,
+        operation_id: sent.operation_id,
+    };
+    let mut alice = world.as_caller("sandbox.investor.alice");
+    let read = alice.get_operation(request).await.expect("found");
+    let read = read.into_inner().operation.expect("operation");
+    assert_eq!(parties(&read), ["bob", "bob", "alice", "gift"]);
+    world.stop().await;
 }

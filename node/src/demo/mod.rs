@@ -34,7 +34,7 @@ pub async fn run(demo: Demo) -> anyhow::Result<()> {
     let trades = trading::play(&mut scenario, &parties, demo.trading).await?;
     redemption(&mut scenario, &parties).await?;
     refused_redemption(&mut scenario, &parties).await?;
-    maturity(&mut scenario, &parties).await?;
+    early_redemption(&mut scenario, &parties).await?;
     let reconciliation = reconcile(&mut scenario).await?;
     let proof = crate::proof::take(&demo.target).await?;
     if !proof.ok {
@@ -287,31 +287,30 @@ async fn wait_final(scenario: &Scenario, operation: &str, status: &str) -> anyho
         .await
 }
 
-/// The bond matures: holders receive nominal and coupon, the tokens are burned.
-async fn maturity(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
-    let started = scenario
-        .call(
-            "sandbox.operator",
+/// Two persons redeem the bond early: holders receive nominal and coupon, the tokens are burned.
+async fn early_redemption(scenario: &mut Scenario, parties: &Participants) -> anyhow::Result<()> {
+    scenario
+        .approved(
             "dfa.cfa.v1.CfaRegistryService/StartRedemption",
             json!({
                 "instrumentId": parties.bond,
-                "reason": "REDEMPTION_REASON_MATURITY",
+                "reason": "REDEMPTION_REASON_BUYBACK",
                 "recordDate": participants::now(),
             }),
         )
         .await?;
-    let redemption_id = text(&started, "/redemption/redemptionId")?.to_owned();
     let done = scenario
         .until(
             "the bond to be redeemed",
             "sandbox.auditor",
             "dfa.cfa.v1.CfaRegistryService/GetRedemption",
-            json!({ "redemptionId": redemption_id }),
+            json!({ "instrumentId": parties.bond }),
             |answer| {
                 answer.pointer("/redemption/status") == Some(&json!("REDEMPTION_STATUS_FINALIZED"))
             },
         )
         .await?;
+    let redemption_id = text(&done, "/redemption/redemptionId")?.to_owned();
     let total = done
         .pointer("/redemption/total/amount/value")
         .unwrap_or(&Value::Null);
@@ -334,7 +333,8 @@ async fn maturity(scenario: &mut Scenario, parties: &Participants) -> anyhow::Re
         .balance_is(&parties.bob, &parties.bond, "0")
         .await?;
     scenario.step(
-        "The bond matured: 21000.00 CFA-RUB from the issuer to the holders, all bonds burned",
+        "Two persons redeemed the bond before its maturity: 21000.00 CFA-RUB from the issuer to \
+         the holders, all bonds burned",
         &[("redemption_id", &redemption_id)],
     );
     Ok(())

@@ -91,17 +91,28 @@ impl Scenario {
             "approvalId": text(&asked, "/approval/approvalId")?,
             "hash": text(&asked, "/approval/hash")?,
         });
-        let approved = self
-            .call(
-                "sandbox.operator.boris",
-                &format!("{SERVICE}/Approve"),
-                decision,
+        self.call(
+            "sandbox.operator.boris",
+            &format!("{SERVICE}/Approve"),
+            decision,
+        )
+        .await?;
+        // A call that outlasts its deadline, for example on a slow chain, is repeated.
+        let ended = self
+            .until(
+                &format!("the approved call of {path} to end"),
+                "sandbox.auditor",
+                &format!("{SERVICE}/GetApproval"),
+                json!({ "approvalId": text(&asked, "/approval/approvalId")? }),
+                |answer| {
+                    answer.pointer("/approval/status") != Some(&json!("APPROVAL_STATUS_APPROVED"))
+                },
             )
             .await?;
-        if approved.pointer("/approval/status") != Some(&json!("APPROVAL_STATUS_EXECUTED")) {
-            bail!("{path} was approved and not executed: {approved}");
+        if ended.pointer("/approval/status") != Some(&json!("APPROVAL_STATUS_EXECUTED")) {
+            bail!("{path} was approved and not executed: {ended}");
         }
-        Ok(approved["approval"].clone())
+        Ok(ended["approval"].clone())
     }
 
     /// Signs the decision on a registered issue for its issuer and activates the issue. Returns the
