@@ -159,14 +159,12 @@ impl ChainConnectorService for Api {
             return Err(status::invalid_argument("payload.data", why));
         }
         let key = format!("rpc:{}", context.idempotency_key);
-        let submitted = self
-            .connector
-            .submit(&key, &call)
-            .await
-            .map_err(|error| chain_status(&error))?;
-        Ok(Response::new(pb::SubmitTransactionResponse {
-            tx_hash: submitted.tx_hash.to_string(),
-        }))
+        let submitted = self.connector.submit_once(&key, &call).await;
+        let (submission, replayed) = submitted.map_err(|error| chain_status(&error))?;
+        let answer = pb::SubmitTransactionResponse {
+            tx_hash: submission.tx_hash.to_string(),
+        };
+        Ok(rpc::context::answered(answer, replayed))
     }
 
     async fn get_transaction_receipt(

@@ -2,7 +2,7 @@
 //! `Decimal`, an amount or a time (D03).
 
 use prost_types::Timestamp;
-use types::Decimal;
+use types::{Decimal, DecimalError};
 
 use crate::common::v1 as wire;
 
@@ -11,12 +11,18 @@ use crate::common::v1 as wire;
 pub enum ConvertError {
     #[error("is required")]
     Missing,
-    #[error("`{0}` is not a decimal number: digits with at most 18 after the point are expected")]
+    #[error("has no currency_code")]
+    CurrencyMissing,
+    #[error("`{0}` is not a decimal number, for example `100.50`")]
     Malformed(String),
-    #[error(
-        "has more digits after the point than the {decimals} that {currency} allows, or is too large"
-    )]
+    #[error("has more than 18 digits after the point")]
+    FractionTooLong,
+    #[error("has more than 38 digits")]
+    TooLong,
+    #[error("has more digits after the point than the {decimals} that {currency} allows")]
     Scale { currency: String, decimals: u8 },
+    #[error("is too large for an amount in {currency}")]
+    TooLarge { currency: String },
     #[error("is in `{got}`, `{expected}` is expected")]
     Currency { got: String, expected: String },
     #[error("must be greater than zero")]
@@ -29,8 +35,11 @@ pub fn decimal(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
     if text.is_empty() {
         return Err(ConvertError::Missing);
     }
-    text.parse()
-        .map_err(|_| ConvertError::Malformed(text.clone()))
+    text.parse::<Decimal>().map_err(|error| match error {
+        DecimalError::Scale => ConvertError::FractionTooLong,
+        DecimalError::Overflow => ConvertError::TooLong,
+        DecimalError::Syntax | DecimalError::Inexact => ConvertError::Malformed(text.clone()),
+    })
 }
 
 /// Parses an optional number: unset or empty is `None`.
@@ -65,9 +74,12 @@ pub fn to_decimal_minor(amount_minor: i64, decimals: u8) -> wire::Decimal {
 
 /// Converts an exact amount to minor units. Never rounds.
 pub fn minor(value: Decimal, currency: &str, decimals: u8) -> Result<i64, ConvertError> {
-    value.to_minor(decimals).map_err(|_| ConvertError::Scale {
-        currency: currency.to_owned(),
-        decimals,
+    value.to_minor(decimals).map_err(|error| {
+        let currency = currency.to_owned();
+        match error {
+            DecimalError::Overflow => ConvertError::TooLarge { currency },
+            _ => ConvertError::Scale { currency, decimals },
+        }
     })
 }
 
@@ -92,7 +104,7 @@ pub fn monetary_amount(
 ) -> Result<(String, Decimal), ConvertError> {
     let value = value.ok_or(ConvertError::Missing)?;
     if value.currency_code.is_empty() {
-        return Err(ConvertError::Missing);
+        return Err(ConvertError::CurrencyMissing);
     }
     Ok((
         value.currency_code.clone(),
@@ -121,6 +133,9 @@ pub fn to_monetary_amount_minor(
 pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
     if got == expected {
         return Ok(());
+    }
+    if got.is_empty() {
+        return Err(ConvertError::CurrencyMissing);
     }
     Err(ConvertError::Currency {
         got: got.to_owned(),
@@ -183,16 +198,7 @@ mod tests {
 
     #[test]
     fn malformed_numbers_are_refused_with_their_text() {
-        for text in [
-            "1e5",
-            "1,5",
-            "--1",
-            "1.",
-            ".5",
-            "0.0000000000000000001",
-            "NaN",
-            " 1",
-        ] {
+        for text in ["1e5", "1,5", "--1", "1.", ".5", "NaN", " 1"] {
             assert_eq!(
                 decimal(Some(&wire(text))),
                 Err(ConvertError::Malformed(text.to_owned())),
@@ -227,6 +233,54 @@ mod tests {
             Err(ConvertError::Currency { .. })
         ));
         assert_eq!(to_money(10_050).amount.expect("amount").value, "100.50");
+    }
+
+    /// Each text names one defect, that of the value (B10 of the review from outside).
+    #[test]
+    fn b10_each_refusal_names_one_cause() {
+        let money = |currency: &str, amount: &str| wire::Money {
+            currency_code: currency.to_owned(),
+            amount: Some(wire(amount)),
+        };
+        let long = "9".repeat(39);
+        for (currency, amount, text) in [
+            ("", "1", "has no currency_code"),
+            ("USD", "1", "is in `USD`, `RUB` is expected"),
+            ("RUB", "", "is required"),
+            (
+                "RUB",
+                "1,5",
+                "`1,5` is not a decimal number, for example `100.50`",
+            ),
+            (
+                "RUB",
+                "0.0000000000000000001",
+                "has more than 18 digits after the point",
+            ),
+            ("RUB", long.as_str(), "has more than 38 digits"),
+            (
+                "RUB",
+                "1.001",
+                "has more digits after the point than the 2 that RUB allows",
+            ),
+            (
+                "RUB",
+                "92233720368547758.08",
+                "is too large for an amount in RUB",
+            ),
+            ("RUB", "0", "must be greater than zero"),
+        ] {
+            let error = money_minor(Some(&money(currency, amount))).expect_err("refused");
+            assert_eq!(error.to_string(), text);
+        }
+        let no_currency = wire::MonetaryAmount {
+            currency_code: String::new(),
+            amount: Some(wire("1")),
+        };
+        assert_eq!(
+            monetary_amount(Some(&no_currency)),
+            Err(ConvertError::CurrencyMissing)
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::{fmt, str::FromStr};
 
-use types::Decimal;
+use types::{Decimal, DecimalError};
 
 /// Currency code of bank money.
 pub const CURRENCY: &str = "RUB";
@@ -22,8 +22,10 @@ pub struct Rub(i64);
 pub enum RubError {
     #[error("is not a decimal number")]
     Syntax,
-    #[error("has more than two fraction digits or is too large")]
+    #[error("has more than two digits after the point")]
     Scale,
+    #[error("is too large")]
+    TooLarge,
     #[error("sum is too large")]
     Overflow,
 }
@@ -46,12 +48,13 @@ impl Rub {
     /// Converts an amount in roubles.
     ///
     /// # Errors
-    /// [`RubError::Scale`] if the value is not exact in kopecks or too large.
+    /// [`RubError::Scale`] if the value is not exact in kopecks, [`RubError::TooLarge`].
     pub fn from_decimal(value: Decimal) -> Result<Rub, RubError> {
-        value
-            .to_minor(DECIMALS)
-            .map(Rub)
-            .map_err(|_| RubError::Scale)
+        let kopecks = value.to_minor(DECIMALS);
+        kopecks.map(Rub).map_err(|error| match error {
+            DecimalError::Overflow => RubError::TooLarge,
+            _ => RubError::Scale,
+        })
     }
 
     pub fn to_decimal(self) -> Decimal {
@@ -104,6 +107,7 @@ mod tests {
         assert_eq!(amount("100"), amount("100.000"));
         assert_eq!(amount("100.0").unwrap().to_string(), "100.00");
         assert_eq!(amount("100.001"), Err(RubError::Scale));
+        assert_eq!(amount("92233720368547758.08"), Err(RubError::TooLarge));
         assert_eq!(amount("1e2"), Err(RubError::Syntax));
         assert_eq!(Rub::from_kopecks(-5).to_string(), "-0.05");
     }

@@ -101,6 +101,17 @@ pub fn value(message: &impl Message, type_name: &str) -> Value {
     bare(message, &descriptor(type_name))
 }
 
+/// The message of a text that [`value`] wrote; `None`: the text is not one. For types without
+/// enumerations, whose bare names are not read.
+///
+/// # Panics
+/// A type name that is not in the contract.
+pub fn message<M: Message + Default>(text: &str, type_name: &str) -> Option<M> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let message = DynamicMessage::deserialize(descriptor(type_name), &mut json).ok()?;
+    message.transcode_to().ok()
+}
+
 fn descriptor(type_name: &str) -> MessageDescriptor {
     Contract::platform()
         .pool()

@@ -493,7 +493,7 @@ async fn a_deadline_ends_a_call_that_hangs() {
     let port = Port::start().await;
     port.bank.hang();
     let mut request = tonic::Request::new(GetBankBalanceRequest::default());
-    request.set_timeout(std::time::Duration::from_millis(50));
+    request.set_timeout(Duration::from_millis(50));
     let status = in_time(client(&port, TOKEN).get_bank_balance(request))
         .await
         .unwrap_err();
@@ -531,7 +531,7 @@ async fn shutdown_lets_calls_finish_and_cuts_what_hangs() {
     port.bank.hang();
     let mut hanging = client(&port, TOKEN);
     let mut request = tonic::Request::new(GetBankBalanceRequest::default());
-    request.set_timeout(std::time::Duration::from_secs(60));
+    request.set_timeout(Duration::from_secs(60));
     let call = tokio::spawn(async move { hanging.get_bank_balance(request).await });
     in_time(port.bank.entered()).await;
     // `stop` returns although the call never ends.

@@ -20,7 +20,7 @@ pub enum DecimalError {
     Syntax,
     /// More than 18 fraction digits.
     Scale,
-    /// More than 38 digits.
+    /// More than 38 digits, or minor units of more than 64 bits.
     Overflow,
     /// Digits would be lost.
     Inexact,
@@ -31,7 +31,7 @@ impl fmt::Display for DecimalError {
         f.write_str(match self {
             Self::Syntax => "is not a decimal number",
             Self::Scale => "has more than 18 fraction digits",
-            Self::Overflow => "has more than 38 digits",
+            Self::Overflow => "is too large",
             Self::Inexact => "has more fraction digits than allowed",
         })
     }

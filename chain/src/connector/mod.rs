@@ -358,6 +358,16 @@ impl Connector {
     /// again. `Unavailable`: unknown; retry with the same key.
     #[boxed]
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submission, ChainError> {
+        let (submission, _) = self.submit_once(key, call).await?;
+        Ok(submission)
+    }
+
+    /// As [`Self::submit`]; true: the key was used before.
+    pub(crate) async fn submit_once(
+        &self,
+        key: &str,
+        call: &Call,
+    ) -> Result<(Submission, bool), ChainError> {
         let held = self.inner.keys.lock(key).await;
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
         let submission = async move {

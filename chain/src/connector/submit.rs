@@ -84,19 +84,19 @@ pub(super) fn transaction(attempt: &Attempt) -> Result<TxEip1559, ChainError> {
 }
 
 impl Connector {
-    /// Submits a call. The caller holds the lock of the key.
+    /// Submits a call; true: it is a repeat of a known key. The caller holds the lock of the key.
     pub(super) async fn submit_held(
         &self,
         key: &str,
         call: &Call,
-    ) -> Result<Submission, ChainError> {
+    ) -> Result<(Submission, bool), ChainError> {
         self.check_unbroken()?;
         if let Some(known) = self.inner.repo.by_key(key).await? {
             let is_known = |digest: i64| digest == call.digest();
             if !known.call_digest.is_none_or(is_known) {
                 rpc::context::note_difference("SubmitTransaction", key);
             }
-            return self.submit_again(&known).await;
+            return Ok((self.submit_again(&known).await?, true));
         }
         let gas_needed = match call.gas_limit {
             Some(gas_limit) => gas_limit,
@@ -116,7 +116,7 @@ impl Connector {
             let (meaning, reason) = match self.send(&attempt).await {
                 Sent::Accepted | Sent::InBlock => {
                     count("SUBMITTED");
-                    return Ok(submission);
+                    return Ok((submission, false));
                 }
                 Sent::Unclear(reason) | Sent::Away(reason) => {
                     return Err(ChainError::Unavailable(reason));
@@ -127,7 +127,7 @@ impl Connector {
                 .withdraw(key, &attempt, meaning, OnRefusal::Forget)
                 .await?
             {
-                return Ok(submission);
+                return Ok((submission, false));
             }
             count("REFUSED");
             let is_above_cap = meaning == Meaning::GasAboveCap && self.cap_gas(gas_limit);

@@ -78,6 +78,20 @@ pub struct NewAct<'a> {
     pub reduces_risk: bool,
 }
 
+/// What an act has set, as its audit record states it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    pub object_id: String,
+    pub after: String,
+}
+
+impl Setting {
+    /// INTERNAL: the state after the act has another form than this release writes.
+    pub fn unreadable(&self) -> Status {
+        refusal::internal(Error::Stored(self.after.clone()))
+    }
+}
+
 impl NewAct<'_> {
     fn act(&self) -> Act<'_> {
         Act {
@@ -161,6 +175,51 @@ impl Acts {
             (Err(_), _) => {}
         }
         answered
+    }
+
+    /// As [`Self::perform`]; also returns what the call has set. A repeat gets what the first call
+    /// of its key has set, whatever the repeat asks for (D50). That is unknown of a call before
+    /// this store existed, or whose act is lost with a crash, and of one that reduces risk while
+    /// the store cannot be read: a repeat gets what it asks for.
+    ///
+    /// # Errors
+    /// Those of [`Self::perform`]. UNAVAILABLE for another repeat while the store cannot be read.
+    pub async fn set<T>(
+        &self,
+        act: NewAct<'_>,
+        call: impl Future<Output = Result<Answered<T>, Status>>,
+    ) -> Result<(Answered<T>, Setting), Status> {
+        let (key_hash, reduces_risk) = (act.key_hash, act.reduces_risk);
+        let asked = Setting {
+            object_id: act.object_id.clone(),
+            after: act.after.clone(),
+        };
+        let answered = self.perform(act, call).await?;
+        let stored = match answered.replayed {
+            true => match self.setting(key_hash).await {
+                Err(_) if reduces_risk => None,
+                found => found?,
+            },
+            false => None,
+        };
+        Ok((answered, stored.unwrap_or(asked)))
+    }
+
+    async fn setting(&self, key_hash: Id128) -> Result<Option<Setting>, Status> {
+        let unwritten = {
+            let unwritten = self.unwritten();
+            let of_key = unwritten.iter().find(|(key, _)| *key == key_hash);
+            of_key.map(|(_, row)| row.setting())
+        };
+        if unwritten.is_some() {
+            return Ok(unwritten);
+        }
+        let reading = repo::setting(&self.db, key_hash);
+        match tokio::time::timeout(self.wait, reading).await {
+            Ok(Ok(setting)) => Ok(setting),
+            Ok(Err(error)) => Err(refusal::internal(error)),
+            Err(_) => Err(refusal::store_busy()),
+        }
     }
 
     async fn note(&self, act: &NewAct<'_>) -> Result<Noted, Status> {

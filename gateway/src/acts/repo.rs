@@ -8,7 +8,7 @@ use service_kit::audit::Act;
 use sqlx::SqliteConnection;
 use types::Id128;
 
-use super::{Noted, SERVICE};
+use super::{Noted, SERVICE, Setting};
 use crate::Error;
 
 /// The schema. Applied after the schema of outbox and inbox.
@@ -48,6 +48,13 @@ impl ActRow {
         }
     }
 
+    pub fn setting(&self) -> Setting {
+        Setting {
+            object_id: self.object_id.clone(),
+            after: self.after.clone(),
+        }
+    }
+
     pub fn act(&self) -> Act<'_> {
         Act {
             action: &self.action,
@@ -61,6 +68,8 @@ impl ActRow {
         }
     }
 }
+
+const SELECT: &str = "SELECT recorded, object_id, after FROM acts WHERE key_hash = $1";
 
 /// Stores an act unless its key is stored. True: it is new.
 async fn insert_in_tx(
@@ -97,16 +106,24 @@ pub async fn note(
         tx.commit().await?;
         return Ok((Noted::New, true));
     }
-    let (recorded, object_id, after): (i64, String, String) =
-        sqlx::query_as("SELECT recorded, object_id, after FROM acts WHERE key_hash = $1")
-            .bind(key_hash.to_string())
-            .fetch_one(&mut *tx)
-            .await?;
+    let (recorded, object_id, after): (i64, String, String) = sqlx::query_as(SELECT)
+        .bind(key_hash.to_string())
+        .fetch_one(&mut *tx)
+        .await?;
     let noted = match recorded {
         0 => Noted::Pending,
         _ => Noted::Recorded,
     };
     Ok((noted, (&*object_id, &*after) == (act.object_id, act.after)))
+}
+
+/// What the stored act of a key has set.
+pub async fn setting(db: &Sqlite, key_hash: Id128) -> Result<Option<Setting>, Error> {
+    let row: Option<(i64, String, String)> = sqlx::query_as(SELECT)
+        .bind(key_hash.to_string())
+        .fetch_optional(db.read())
+        .await?;
+    Ok(row.map(|(_, object_id, after)| Setting { object_id, after }))
 }
 
 /// Records the act of a key, once, in the service's chain. `act` replaces a stored act without a

@@ -29,6 +29,16 @@ use crate::projection::repo::{self, OrderFilter, PageBound, TradeFilter};
 use crate::projection::rows::{OrderRow, TradeRow};
 use crate::refusal;
 
+/// Object of an act on every user. No user has an id with a blank.
+const ALL_USERS: &str = "all users";
+/// States of the kill switch after an act.
+const ENGAGED: &str = "ENGAGED";
+const LIFTED: &str = "LIFTED";
+/// State of a member's bounds after an act that removes them.
+const NO_BOUNDS: &str = "none";
+/// Type of the bounds of a member, whose JSON is their state after an act.
+const BOUNDS: &str = "dfa.market.v1.OrderBounds";
+
 /// Implements MarketService.
 pub struct Api {
     pub market: Arc<Market>,
@@ -449,17 +459,21 @@ impl MarketService for Api {
             reason: message.reason.clone(),
             ..act(&caller, &context, "phase.set", phase == types::Phase::Halt)
         };
-        let answered = self.market.acts.perform(act, set).await?;
-        tracing::info!(
-            instrument_id = %spec.id,
-            %phase,
-            reason = message.reason,
-            by = caller.subject,
-            "trading phase set"
-        );
+        let (answered, set) = self.market.acts.set(act, set).await?;
+        if !answered.replayed {
+            tracing::info!(
+                instrument_id = %spec.id,
+                %phase,
+                reason = message.reason,
+                by = caller.subject,
+                "trading phase set"
+            );
+        }
+        let phase = TradingPhase::from_str_name(&format!("TRADING_PHASE_{}", set.after));
+        let phase = phase.ok_or_else(|| set.unreadable())?.into();
         Ok(reply(answered, |()| SetTradingPhaseResponse {
-            instrument_id: message.instrument_id,
-            phase: message.phase,
+            instrument_id: set.object_id,
+            phase,
         }))
     }
 
@@ -489,12 +503,12 @@ impl MarketService for Api {
         let act = NewAct {
             key_hash,
             object_id: of_user(&user_id),
-            after: if engaged { "ENGAGED" } else { "LIFTED" }.to_owned(),
+            after: if engaged { ENGAGED } else { LIFTED }.to_owned(),
             reason: message.reason.clone(),
             ..act(&caller, &context, "kill_switch.set", engaged)
         };
         let set = orders::set_kill_switch(market, &user_id, engaged, key_hash);
-        let answered = market.acts.perform(act, set).await?;
+        let (answered, set) = market.acts.set(act, set).await?;
         if !answered.replayed {
             tracing::warn!(
                 user_id,
@@ -505,8 +519,16 @@ impl MarketService for Api {
                 "kill switch set"
             );
         }
+        let engaged = match &*set.after {
+            ENGAGED => true,
+            LIFTED => false,
+            _ => return Err(set.unreadable()),
+        };
         Ok(reply(answered, |cancelled| SetKillSwitchResponse {
-            user_id,
+            user_id: match set.object_id == ALL_USERS {
+                true => String::new(),
+                false => set.object_id,
+            },
             engaged,
             cancelled,
         }))
@@ -528,7 +550,7 @@ impl MarketService for Api {
             ..act(&caller, &context, "clock.confirmed", false)
         };
         let confirm = crate::clock::confirm(&self.market, offset_seconds, key_hash);
-        let answered = self.market.acts.perform(act, confirm).await?;
+        let (answered, set) = self.market.acts.set(act, confirm).await?;
         if !answered.replayed {
             tracing::warn!(
                 offset_seconds,
@@ -537,6 +559,8 @@ impl MarketService for Api {
                 "machine clock confirmed"
             );
         }
+        let offset_seconds = set.after.strip_suffix(" s").and_then(|s| s.parse().ok());
+        let offset_seconds = offset_seconds.ok_or_else(|| set.unreadable())?;
         Ok(reply(answered, |()| ConfirmClockResponse {
             offset_seconds,
         }))
@@ -558,6 +582,9 @@ impl MarketService for Api {
         let bounds = message.bounds.as_ref();
         let wanted = bounds.map(|b| parse::bounds(b, &member, &default, most));
         let wanted = wanted.transpose()?;
+        let bounds = message.bounds.zip(wanted);
+        let bounds = bounds.map(|(given, set)| render::bounds(given, &set, &member));
+        let text = |bounds: &OrderBounds| rpc::json::value(bounds, BOUNDS).to_string();
         let key = &context.idempotency_key;
         let key_hash = derived::key_hash("SetMemberBounds", &caller.subject, key);
         let act = NewAct {
@@ -566,18 +593,21 @@ impl MarketService for Api {
                 Member::User(user_id) => user_id.clone(),
                 Member::Group(group) => format!("group {}", group.0),
             },
-            after: wanted.map_or_else(|| "none".to_owned(), |bounds| format!("{bounds:?}")),
+            after: bounds.as_ref().map_or_else(|| NO_BOUNDS.to_owned(), text),
             reason: message.reason.clone(),
             ..act(&caller, &context, "bounds.set", false)
         };
         let set = members::set_bounds(&self.market, &caller, &member, wanted, key_hash);
-        let answered = self.market.acts.perform(act, set).await?;
+        let (answered, set) = self.market.acts.set(act, set).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(?member, ?wanted, reason, by, "order bounds set");
         }
-        let bounds = message.bounds.zip(wanted);
-        let bounds = bounds.map(|(given, set)| render::bounds(given, &set, &member));
+        let bounds = match &*set.after {
+            NO_BOUNDS => None,
+            // An earlier release stored a text of another form.
+            after => rpc::json::message(after, BOUNDS).or(bounds),
+        };
         Ok(reply(answered, |()| SetMemberBoundsResponse { bounds }))
     }
 
@@ -600,13 +630,16 @@ impl MarketService for Api {
             ..act(&caller, &context, "group.set", false)
         };
         let set = members::set_group(&self.market, &caller, &user_id, to, key_hash);
-        let answered = self.market.acts.perform(act, set).await?;
+        let (answered, set) = self.market.acts.set(act, set).await?;
         if !answered.replayed {
             let (reason, by) = (message.reason, caller.subject);
             tracing::warn!(user_id, group, reason, by, "member group set");
         }
+        let group = set.after.strip_prefix("group ");
+        let group = group.and_then(|group| group.parse().ok());
+        let group = group.ok_or_else(|| set.unreadable())?;
         Ok(reply(answered, |()| SetMemberGroupResponse {
-            user_id,
+            user_id: set.object_id,
             group,
         }))
     }
@@ -673,7 +706,7 @@ fn act<'a>(
 /// A user as the object of an act.
 fn of_user(user_id: &str) -> String {
     match user_id {
-        "" => "all users".to_owned(),
+        "" => ALL_USERS.to_owned(),
         user_id => user_id.to_owned(),
     }
 }

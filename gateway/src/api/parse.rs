@@ -8,8 +8,8 @@ use proto::market::v1 as pb;
 use tonic::Status;
 use types::command::{MemberGroup, OrderBounds};
 use types::{
-    Decimal, Id128, InstrumentIx, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase,
-    SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    Decimal, DecimalError, Id128, InstrumentIx, InstrumentSpec, Lots, Minor, OrderStatus,
+    OrderType, Phase, SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 use crate::market::Asset;
@@ -276,12 +276,13 @@ pub fn amount_or_zero(
 }
 
 fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
-    value.to_minor(asset.decimals()).map(Minor).map_err(|_| {
-        let decimals = asset.decimals();
-        invalid(
-            field,
-            format!("has more than {decimals} fraction digits or is too large"),
-        )
+    let decimals = asset.decimals();
+    value.to_minor(decimals).map(Minor).map_err(|error| {
+        let why = match error {
+            DecimalError::Overflow => error.to_string(),
+            _ => format!("has more than {decimals} digits after the point"),
+        };
+        invalid(field, why)
     })
 }
 

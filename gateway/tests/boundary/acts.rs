@@ -173,6 +173,85 @@ async fn d34_each_act_leaves_one_record_and_an_altered_one_is_found() {
     assert_eq!(verified.broken.map(|broken| broken.sequence), Some(2));
 }
 
+fn is_repeat<T>(answer: &tonic::Response<T>) -> bool {
+    answer.metadata().contains_key("idempotent-replayed")
+}
+
+/// A repeat that asks for something else was answered with that, although it does nothing.
+// rows: R341
+#[tokio::test(flavor = "multi_thread")]
+async fn d50_a_used_key_with_another_setting_gets_what_the_first_call_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    let mut supervisor = world.as_caller("sandbox.market-supervisor.vera");
+    for (phase, is_again) in [(TradingPhase::Halt, false), (TradingPhase::Open, true)] {
+        let request = SetTradingPhaseRequest {
+            context: context("k1"),
+            instrument_id: BOND.into(),
+            phase: phase.into(),
+            reason: "a rumour".into(),
+        };
+        let answer = supervisor.set_trading_phase(request).await.unwrap();
+        assert_eq!(is_repeat(&answer), is_again);
+        assert_eq!(answer.get_ref().phase(), TradingPhase::Halt);
+        assert_eq!(answer.get_ref().instrument_id, BOND);
+    }
+    let mut approved = world.approved();
+    for (user_id, engaged) in [("ann", true), ("", false)] {
+        let request = SetKillSwitchRequest {
+            context: context("k1"),
+            user_id: user_id.into(),
+            engaged,
+            reason: "a drill".into(),
+        };
+        let answer = approved.set_kill_switch(request).await.unwrap();
+        assert_eq!(is_repeat(&answer), !engaged);
+        let expected = SetKillSwitchResponse {
+            user_id: "ann".into(),
+            engaged: true,
+            cancelled: 1,
+        };
+        assert_eq!(answer.into_inner(), expected);
+    }
+    assert_eq!(world.status().await.killed_user_ids, ["ann"]);
+    for (group, is_again) in [(7, false), (8, true)] {
+        let request = SetMemberGroupRequest {
+            context: context("k1"),
+            user_id: "ann".into(),
+            group,
+            reason: "a firm".into(),
+        };
+        let answer = approved.set_member_group(request).await.unwrap();
+        assert_eq!(is_repeat(&answer), is_again);
+        assert_eq!(answer.get_ref().group, 7);
+    }
+    let bounds = OrderBounds {
+        open_orders_per_user: 10,
+        open_orders_per_instrument: 5,
+        lots_per_order: 100,
+        value_per_order: decimal("100.50"),
+        ..OrderBounds::default()
+    };
+    let mut first = None;
+    for bounds in [Some(bounds), None] {
+        let request = SetMemberBoundsRequest {
+            context: context("k1"),
+            group: 7,
+            bounds,
+            reason: "as agreed".into(),
+            ..Default::default()
+        };
+        let answer = approved.set_member_bounds(request).await.unwrap();
+        assert_eq!(is_repeat(&answer), first.is_some());
+        let set = answer.into_inner().bounds.expect("bounds");
+        assert_eq!(set.lots_per_order, 100);
+        assert_eq!(*first.get_or_insert(set.clone()), set);
+    }
+    world.stop().await;
+}
+
 /// After a crash between a command and its record: the journal decides.
 #[tokio::test(flavor = "multi_thread")]
 async fn d34_an_interrupted_act_is_recorded_if_the_journal_has_it() {

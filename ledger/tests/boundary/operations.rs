@@ -289,7 +289,7 @@ async fn d17_postings_are_validated() {
         ),
         (
             &[(reserve, "u1:CFA-RUB", "99999999999999999999", RUB)],
-            "postings[0].amount.amount: has more than 38 digits",
+            "postings[0].amount.amount: is too large",
         ),
     ];
     for (legs, text) in bad_fields {
@@ -1253,5 +1253,60 @@ async fn t16_units_of_an_instrument_go_to_its_own_reserve() {
         .unwrap();
     assert_eq!(world.balance("u1:CFA-EQ").await[0], "1.2500");
     assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "-1.2500");
+    world.assert_books_balance().await;
+}
+
+// rows: R216 R333
+#[tokio::test]
+async fn r333_no_person_debits_or_holds_a_system_sub_account() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let legs = [("u1:CFA-RUB", "system:redemption:CFA-RUB", "40", RUB)];
+    let collect = operation(OperationType::Redemption, "u1", "collect", &legs);
+    let collected = world.client.clone().create_operation(collect).await;
+    let collected = collected.unwrap().into_inner().operation.unwrap();
+    let mut approved = world.as_caller(testkit::APPROVED);
+    let text = "System sub-account cannot be frozen, closed, or debited by a person";
+    for subaccount_id in [
+        "system:reserve:CFA-RUB",
+        "system:redemption:CFA-RUB",
+        "system:fees:CFA-RUB",
+    ] {
+        let legs = [(subaccount_id, "u1:CFA-RUB", "1", RUB)];
+        let paid = operation(OperationType::Payment, "u1", &fresh(), &legs);
+        let paid = testkit::messages::approved(paid);
+        refused(
+            approved.create_operation(paid).await,
+            Code::FailedPrecondition,
+            "SYSTEM_SUB_ACCOUNT",
+            text,
+        );
+        for token in ["sandbox.operator", "sandbox.operator+service"] {
+            let hold = CreateHoldRequest {
+                context: write(&fresh()),
+                hold: Some(Hold {
+                    subaccount_id: subaccount_id.to_owned(),
+                    ..new_hold("u1", RUB, "1")
+                }),
+            };
+            refused(
+                world.as_caller(token).create_hold(hold).await,
+                Code::FailedPrecondition,
+                "SYSTEM_SUB_ACCOUNT",
+                text,
+            );
+        }
+    }
+    let balance = world.balance("system:redemption:CFA-RUB").await;
+    assert_eq!(balance, ["40.00", "0.00", "0.00", "40.00"]);
+    // Two persons may credit one, and reverse what a service has posted.
+    let legs = [("u1:CFA-RUB", "system:fees:CFA-RUB", "1", RUB)];
+    let paid = operation(OperationType::Payment, "u1", &fresh(), &legs);
+    let paid = testkit::messages::approved(paid);
+    approved.create_operation(paid).await.unwrap();
+    let undone = reversal("undone", &collected.operation_id);
+    let undone = testkit::messages::approved(undone);
+    approved.reverse_operation(undone).await.unwrap();
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "99.00");
     world.assert_books_balance().await;
 }

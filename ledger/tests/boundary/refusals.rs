@@ -122,11 +122,19 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| r.postings[0].amount = number("1e5"),
-        "postings[0].amount: `1e5` is not a decimal number: digits with at most 18 after the point are expected",
+        "postings[0].amount: `1e5` is not a decimal number, for example `100.50`",
     ),
     (
         |r| r.postings[0].amount = number("NaN"),
-        "postings[0].amount: `NaN` is not a decimal number: digits with at most 18 after the point are expected",
+        "postings[0].amount: `NaN` is not a decimal number, for example `100.50`",
+    ),
+    (
+        |r| r.postings[0].amount = number("0.0000000000000000001"),
+        "postings[0].amount: has more than 18 digits after the point",
+    ),
+    (
+        |r| r.postings[0].amount = number(&"9".repeat(39)),
+        "postings[0].amount: has more than 38 digits",
     ),
     (
         |r| r.postings[0].amount = number("0"),
@@ -142,11 +150,11 @@ pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     ),
     (
         |r| r.postings[0].amount = number("99999999999999999999"),
-        "postings[0].amount.amount: has more than 38 digits",
+        "postings[0].amount.amount: is too large",
     ),
     (
         |r| r.postings[0].amount = amount("", "1"),
-        "postings[0].amount: is required",
+        "postings[0].amount: has no currency_code",
     ),
     (
         |r| r.postings[0].amount = amount(BOND, "1"),
@@ -306,6 +314,10 @@ pub const HOLDS: &[Case<CreateHoldRequest>] = &[
         "hold.subaccount_id: must have at most 128 bytes",
     ),
     (|r| hold(r).amount = None, "hold.amount: is required"),
+    (
+        |r| hold(r).amount = amount("", "1"),
+        "hold.amount: has no currency_code",
+    ),
     (
         |r| hold(r).amount = number("0"),
         "hold.amount: must be greater than zero",

@@ -1096,6 +1096,57 @@ async fn d49_an_account_that_no_bank_accepts_is_refused() {
     world.stop().await;
 }
 
+// rows: R036
+#[tokio::test]
+async fn d49_a_user_id_that_reads_as_a_path_is_refused() {
+    let world = World::start(|_| ()).await;
+    for bad in ["..%2f../etc/passwd", "a/b", "/", "a%2Fb"] {
+        let refused = world.client().create_user(user(bad)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert_eq!(refused.message(), "user_id: must not contain `/` or `%`");
+    }
+    world.create("a.b-c_d@e").await;
+    world.stop().await;
+}
+
+/// A text named two causes, or an empty currency as a foreign one (B10 of the review from outside).
+// rows: R036
+#[tokio::test]
+async fn b10_a_refused_limit_names_one_cause() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for (currency, amount, problem) in [
+        (
+            "RUB",
+            "1.001",
+            "has more digits after the point than the 2 that RUB allows",
+        ),
+        (
+            "RUB",
+            "92233720368547758.08",
+            "is too large for an amount in RUB",
+        ),
+        ("EUR", "1.00", "is in `EUR`, `RUB` is expected"),
+        ("", "1.00", "has no currency_code"),
+    ] {
+        let limit = wire::SetLimitRequest {
+            context: ctx(),
+            user_id: "alice".into(),
+            limit_type: DEPOSIT as i32,
+            daily_limit: Some(common::Money {
+                currency_code: currency.into(),
+                amount: Some(common::Decimal {
+                    value: amount.into(),
+                }),
+            }),
+            refuse_with: String::new(),
+        };
+        let refused = world.client().set_limit(limit).await.unwrap_err();
+        assert_eq!(refused.message(), format!("daily_limit: {problem}"));
+    }
+    world.stop().await;
+}
+
 // rows: R215 R333
 #[tokio::test]
 async fn d34_every_change_of_a_user_is_recorded_once_in_a_chain_and_listed() {

@@ -72,20 +72,16 @@ pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
     if limit.is_negative() {
         return Err(invalid_argument("daily_limit", "must not be negative"));
     }
-    if limit.to_minor(2).is_err() {
-        let problem = "has more than 2 digits after the point, or is too large";
-        return Err(invalid_argument("daily_limit", problem));
-    }
+    convert::minor(limit, "RUB", 2)
+        .map_err(|error| invalid_argument("daily_limit", error.to_string()))?;
     Ok(limit)
 }
 
 pub fn rubles(field: &'static str, value: &common::Money) -> Result<(), Status> {
     match value.currency_code.as_str() {
         "RUB" | types::CFA_RUB => Ok(()),
-        other => Err(invalid_argument(
-            field,
-            format!("is in `{other}`, `RUB` is expected"),
-        )),
+        other => convert::currency(other, "RUB")
+            .map_err(|error| invalid_argument(field, error.to_string())),
     }
 }
 

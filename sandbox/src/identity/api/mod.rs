@@ -502,6 +502,10 @@ fn new_user(
     if let Err(error) = UserId::new(&user_id) {
         return Err(invalid_argument("user_id", error.to_string()));
     }
+    // Not in `UserId`: stored journals may have such ids. In a path they would be another resource.
+    if user_id.contains(['/', '%']) {
+        return Err(invalid_argument("user_id", "must not contain `/` or `%`"));
+    }
     if user_id == SYSTEM_USER {
         return Err(invalid_argument("user_id", "is reserved"));
     }
