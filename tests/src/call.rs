@@ -224,18 +224,49 @@ impl Platform {
     /// # Panics
     /// If a step is refused or the call fails.
     pub async fn approved(&self, name: &str, request: Value) -> Value {
-        let ask = json!({
-            "method": path_of(name), "requestJson": request.to_string(), "reason": "test",
-        });
-        let (anna, boris) = (staff("anna"), staff("boris"));
-        let asked = self.ok(&anna, "approvals.RequestApproval", ask).await;
-        let asked = &asked["approval"];
-        let decision = json!({ "approvalId": asked["approvalId"], "hash": asked["hash"] });
-        let approved = self.ok(&boris, "approvals.Approve", decision).await;
-        let approved = approved["approval"].clone();
+        let approved = self.decided(name, request).await;
         let executed = json!("APPROVAL_STATUS_EXECUTED");
         assert_eq!(approved["status"], executed, "{name}: {approved}");
         approved
+    }
+
+    /// As [`Self::approved`], but the call may fail; returns the approval with its result.
+    ///
+    /// # Panics
+    /// If the request or the approval is refused.
+    pub async fn decided(&self, name: &str, request: Value) -> Value {
+        let decision = self.requested(name, &request).await;
+        let boris = staff("boris");
+        let approved = self.ok(&boris, "approvals.Approve", decision).await;
+        approved["approval"].clone()
+    }
+
+    /// Requests a call that takes two persons (D32), as the first of them; returns the request of
+    /// `Approve` for the second.
+    ///
+    /// # Panics
+    /// If it is refused.
+    pub async fn requested(&self, name: &str, request: &Value) -> Value {
+        let ask = json!({
+            "method": path_of(name), "requestJson": request.to_string(), "reason": "test",
+        });
+        let anna = staff("anna");
+        let asked = self.ok(&anna, "approvals.RequestApproval", ask).await;
+        let asked = &asked["approval"];
+        json!({ "approvalId": asked["approvalId"], "hash": asked["hash"] })
+    }
+
+    /// Waits until an approved call is executed. `decision`: from [`Platform::requested`].
+    ///
+    /// # Panics
+    /// After a minute.
+    pub async fn executed(&self, decision: &Value) {
+        let request = json!({ "approvalId": decision["approvalId"] });
+        let executed = json!("APPROVAL_STATUS_EXECUTED");
+        self.until("the approval", "approvals.GetApproval", request, |answer| {
+            answer["approval"]["status"] == executed
+        })
+        .await;
     }
 
     /// Makes a call that must be refused.

@@ -21,7 +21,8 @@
 //! | `schema_fuzz` | mutated requests of every method, from the descriptors |
 //! | `seed` | seeds of tests: fixed, or `TESTS_SEED` |
 //! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
-//! | `relay` | a platform whose chain can stall |
+//! | `relay` | a platform whose chain can stall, or has old blocks |
+//! | `kill` | calls amid which the platform aborts at a failpoint |
 //! | `bank` | signed webhooks as the bank sends them |
 //! | `log` | the event log of a running platform |
 //!
@@ -38,6 +39,7 @@ pub mod call;
 pub mod chaos;
 pub mod flow;
 pub mod grpc;
+pub mod kill;
 pub mod ledger;
 pub mod log;
 pub mod member;

@@ -1,10 +1,15 @@
-//! A platform that uses the development chain of another one through a proxy, which can stall.
+//! A platform that uses the development chain of another one through a proxy, which can stall and
+//! move the times of blocks back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -18,6 +23,7 @@ pub struct RelayedChain {
     url: String,
     key_file: String,
     is_stalled: watch::Sender<bool>,
+    back_s: Arc<AtomicU64>,
 }
 
 impl RelayedChain {
@@ -25,13 +31,16 @@ impl RelayedChain {
     /// account has the coins.
     pub async fn start() -> (Self, Platform) {
         let owner = Platform::start().await;
-        let (url, is_stalled) = Relay::serve(owner.url("chain_rpc")).await;
+        let back_s: Arc<AtomicU64> = Arc::default();
+        let serving = Relay::serve(owner.url("chain_rpc"), Arc::clone(&back_s));
+        let (url, is_stalled) = serving.await;
         let key_file = owner.data_dir().join("chain/operator.key");
         let chain = Self {
             key_file: key_file.to_str().expect("a text").to_owned(),
             _owner: owner,
             url,
             is_stalled,
+            back_s,
         };
         let platform = Platform::start_with(&chain.env("")).await;
         (chain, platform)
@@ -52,6 +61,11 @@ impl RelayedChain {
     pub fn stall(&self, is_stalled: bool) {
         self.is_stalled.send(is_stalled).expect("the relay runs");
     }
+
+    /// From now on, the times of all blocks are `by_s` seconds earlier. Their hashes stay.
+    pub fn turn_back(&self, by_s: u64) {
+        self.back_s.store(by_s, Relaxed);
+    }
 }
 
 /// Forwards JSON-RPC to a node; while it is stalled, requests wait.
@@ -60,16 +74,18 @@ struct Relay {
     node: String,
     http: reqwest::Client,
     stalled: watch::Receiver<bool>,
+    back_s: Arc<AtomicU64>,
 }
 
 impl Relay {
     /// Serves a port; returns its URL and the switch.
-    async fn serve(node: String) -> (String, watch::Sender<bool>) {
+    async fn serve(node: String, back_s: Arc<AtomicU64>) -> (String, watch::Sender<bool>) {
         let (switch, stalled) = watch::channel(false);
         let relay = Self {
             node,
             http: client(),
             stalled,
+            back_s,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -94,5 +110,23 @@ async fn relayed(
         .await
         .map_err(|_| StatusCode::BAD_GATEWAY)?;
     let answer = asked.bytes().await.map_err(|_| StatusCode::BAD_GATEWAY)?;
+    let answer = turned_back(answer, relay.back_s.load(Relaxed));
     Ok(([("content-type", "application/json")], answer))
+}
+
+/// The answer with an earlier time of its block, if it has one.
+fn turned_back(answer: Bytes, by_s: u64) -> Bytes {
+    if by_s == 0 {
+        return answer;
+    }
+    let Ok(mut read) = serde_json::from_slice::<Value>(&answer) else {
+        return answer;
+    };
+    let Some(Value::String(time)) = read.pointer_mut("/result/timestamp") else {
+        return answer;
+    };
+    let time_s = u64::from_str_radix(time.trim_start_matches("0x"), 16);
+    let time_s = time_s.expect("the time of a block");
+    *time = format!("{:#x}", time_s.saturating_sub(by_s));
+    read.to_string().into()
 }

@@ -268,11 +268,21 @@ impl Platform {
         answer["anchors"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Token of the issuer of an issue.
-    pub async fn issuer_of(&self, instrument: &str) -> String {
+    /// The issuer of an issue, without account and profile.
+    pub async fn issuer(&self, instrument: &str) -> User {
         let request = json!({ "instrumentId": instrument });
         let found = self.ok(AUDITOR, "cfa.GetInstrument", request).await;
-        format!("sandbox.issuer.{}", text(&found, "/instrument/issuerId"))
+        User {
+            id: text(&found, "/instrument/issuerId"),
+            account: String::new(),
+            profile: Value::Null,
+        }
+    }
+
+    /// Token of the issuer of an issue.
+    pub async fn issuer_of(&self, instrument: &str) -> String {
+        let issuer = self.issuer(instrument).await;
+        format!("sandbox.issuer.{}", issuer.id)
     }
 
     /// Issues units to an investor without a payment; waits until they are available.

@@ -457,8 +457,8 @@ fn r350_a_check_of_another_folder_states_that_it_is_no_data_folder() {
 }
 
 /// The history consists of the demonstration (deposits, an issue against payment, trades, a
-/// redemption, a payout that the bank refuses, maturity), many settled trades of a replay, and a
-/// transfer.
+/// redemption, a payout that the bank refuses, an early redemption), many settled trades of a
+/// replay, and a transfer.
 // rows: R217
 #[test]
 fn r217_rebuild_agrees_with_a_rich_history_and_names_a_balance_that_was_changed() {

@@ -57,12 +57,16 @@ fn a_data_folder_of_every_format_since_the_eighth_opens_and_goes_on() {
     });
 }
 
-/// Archives that `cargo xtask data-directory` made, oldest name first.
+/// Oldest archive of the stores.
+const OLDEST_STORES: &str = "stores-1.tar.gz";
+
+/// Archives that `cargo xtask data-directory` made.
 fn stores() -> Vec<String> {
     let found = std::fs::read_dir(archives()).expect("a folder");
     let names = found.map(|entry| entry.expect("an entry").file_name());
     let names = names.map(|name| name.to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| name.starts_with("stores-")).collect();
+    let is_archive = |name: &String| name.starts_with("stores-") && name.ends_with(".tar.gz");
+    let mut names: Vec<String> = names.filter(is_archive).collect();
     names.sort();
     names
 }
@@ -150,11 +154,10 @@ async fn the_open_order_trades(platform: &Platform, facts: &[Value]) {
 fn the_stores_of_every_committed_data_folder_open_with_their_balances_and_go_on() {
     run(async {
         let names = stores();
-        assert!(
-            !names.is_empty(),
-            "tests/data has no stores: run `cargo xtask data-directory stores-1`"
-        );
+        let has_oldest = names.iter().any(|name| name == OLDEST_STORES);
+        assert!(has_oldest, "tests/data has no {OLDEST_STORES}: {names:?}");
         for name in names {
+            println!("{name}");
             let folder = unpacked(&name);
             let facts = std::fs::read_to_string(folder.join("facts.json")).expect("facts");
             let facts: Vec<Value> = serde_json::from_str(&facts).expect("JSON");

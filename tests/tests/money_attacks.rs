@@ -13,6 +13,7 @@ use tests::{Platform, Refusal};
 const COMPLIANCE: &str = "sandbox.compliance";
 const SUPERVISOR: &str = "sandbox.market-supervisor";
 const ISSUE: &str = "cfa.IssueInvestmentCfa";
+const SYSTEM_TEXT: &str = "System sub-account cannot be frozen, closed, or debited by a person";
 
 #[track_caller]
 fn lacks_role(refusal: &Refusal) {
@@ -135,13 +136,13 @@ fn an_issuer_burns_no_units_without_the_holders_offer() {
             .is(
                 400,
                 "failed_precondition",
-                "Only an operator may redeem an issue before its maturity",
+                "Only two operators may redeem an issue before its maturity",
                 "NOT_MATURED",
             );
         // A record date before the units were issued would pay their holders nothing.
         let mut early = start;
         early["recordDate"] = json!("2020-01-01T00:00:00Z");
-        let refused = platform.refused(OPERATOR, redemption, early).await;
+        let refused = platform.refused(SERVICE, redemption, early).await;
         refused.is_bad_field("record_date");
         platform.balance_is(&user.units(&bond), "5").await;
 
@@ -149,13 +150,57 @@ fn an_issuer_burns_no_units_without_the_holders_offer() {
         let free = platform.instrument(json!({ "nominal": null })).await;
         platform.issue(&free, &user, "5").await;
         let start = json!({ "instrumentId": free, "reason": "REDEMPTION_REASON_BUYBACK" });
-        platform.refused(OPERATOR, redemption, start).await.is(
+        platform.refused(SERVICE, redemption, start).await.is(
             400,
             "failed_precondition",
             "Instrument has no nominal",
             "NOMINAL_MISSING",
         );
         platform.balance_is(&user.units(&free), "5").await;
+    });
+}
+
+/// The terms have no call option: before maturity one operator neither burns the holders' units nor
+/// takes the issuer's money, whatever reason the call names.
+// rows: R098 R333
+#[test]
+fn r098_one_operator_redeems_no_issue_before_its_maturity() {
+    run(async {
+        let platform = platform().await;
+        let (holder, bond) = (platform.trader().await, platform.bond().await);
+        platform.issue(&bond, &holder, "3").await;
+        let request = json!({ "instrumentId": bond });
+        let terms = platform.ok(AUDITOR, "cfa.GetInstrument", request.clone());
+        let issuer = User {
+            id: text(&terms.await, "/instrument/issuerId"),
+            account: String::new(),
+            profile: Value::Null,
+        };
+        platform.deposit(&issuer, "3000.00").await;
+        let redemption = "cfa.StartRedemption";
+        let start = |reason: &str| json!({ "instrumentId": bond, "reason": format!("REDEMPTION_REASON_{reason}") });
+        for token in [OPERATOR, &staff("anna"), "sandbox.operator+service"] {
+            for reason in ["BUYBACK", "MATURITY"] {
+                needs_approval(&platform.refused(token, redemption, start(reason)).await);
+            }
+        }
+        let found = platform.ok(AUDITOR, "cfa.GetInstrument", request.clone());
+        let status = found.await["instrument"]["status"].clone();
+        assert_eq!(status, json!("INSTRUMENT_STATUS_ACTIVE"));
+        let none = platform.refused(AUDITOR, "cfa.GetRedemption", request.clone());
+        assert_eq!(none.await.reason, "REDEMPTION_NOT_FOUND");
+        platform.balance_is(&holder.units(&bond), "3").await;
+        platform.balance_is(&issuer.cash(), "3000.00").await;
+
+        platform.approved(redemption, start("BUYBACK")).await;
+        platform
+            .until("the redemption", "cfa.GetRedemption", request, |answer| {
+                answer["redemption"]["status"] == json!("REDEMPTION_STATUS_FINALIZED")
+            })
+            .await;
+        platform.balance_is(&holder.cash(), "3000.00").await;
+        platform.balance_is(&issuer.cash(), "0.00").await;
+        platform.balance_is(&holder.units(&bond), "0").await;
     });
 }
 
@@ -466,13 +511,50 @@ fn a_frozen_reserve_would_stop_deposits_and_is_refused() {
                     platform.refused(token, call, request.clone()).await.is(
                         400,
                         "failed_precondition",
-                        "System sub-account cannot be frozen or closed",
+                        SYSTEM_TEXT,
                         "SYSTEM_SUB_ACCOUNT",
                     );
                 }
             }
         }
         platform.rich("10.00").await;
+    });
+}
+
+/// Two persons post no money from a reserve to a user, and one operator blocks no payout of a
+/// distribution with a hold on its money.
+// rows: R333
+#[test]
+fn no_person_debits_or_holds_a_system_sub_account() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.rich("10.00").await;
+        for account in ["system:reserve:CFA-RUB", "system:redemption:CFA-RUB"] {
+            let post = json!({
+                "operation": { "type": "OPERATION_TYPE_PAYMENT", "userId": user.id },
+                "postings": [{
+                    "debitSubaccountId": account, "creditSubaccountId": user.cash(),
+                    "amount": amount("CFA-RUB", "1.00"),
+                }],
+            });
+            let ended = platform.decided("ledger.CreateOperation", post).await;
+            let failed = json!("APPROVAL_STATUS_FAILED");
+            let found = [&ended["status"], &ended["resultText"]];
+            assert_eq!(found, [&failed, &json!(SYSTEM_TEXT)], "{ended}");
+            let hold = json!({ "hold": {
+                "subaccountId": account, "amount": amount("CFA-RUB", "1.00"), "reason": "a drill",
+            } });
+            for token in [OPERATOR, &staff("anna")] {
+                let call = "ledger.CreateHold";
+                platform.refused(token, call, hold.clone()).await.is(
+                    400,
+                    "failed_precondition",
+                    SYSTEM_TEXT,
+                    "SYSTEM_SUB_ACCOUNT",
+                );
+            }
+        }
+        platform.balance_is(&user.cash(), "10.00").await;
     });
 }
 
@@ -694,6 +776,7 @@ fn nonsense_of_users(user: &User, long: &str) -> Nonsense {
             "valuePerOrder": { "value": "-1" },
         },
     });
+    let path = json!({ "userId": "..%2f../etc/passwd", "kycStatus": "KYC_STATUS_STANDARD" });
     let account = json!({ "userId": user.id, "bankAccount": "1" });
     let day = json!({ "businessDate": "1970-01-01T00:00:00Z" });
     let checks = "identity.CheckLimits";
@@ -703,6 +786,7 @@ fn nonsense_of_users(user: &User, long: &str) -> Nonsense {
         (creates, create("\u{0}"), "bank_account"),
         // A wrong control key.
         (creates, create("40817810099910004312"), "bank_account"),
+        (creates, path, "user_id"),
         ("identity.UpdateUser", account, "bank_account"),
         (checks, check("notional", rub("NaN")), "notional"),
         (checks, check("notional", rub("abc")), "notional"),

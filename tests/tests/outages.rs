@@ -1,15 +1,16 @@
 //! Recovery without a restart after a temporary fault: the bank is unavailable under traffic,
-//! silent connections exhaust the file descriptors, or the chain stalls.
+//! silent connections exhaust the file descriptors, or the chain stalls, also while a court freezes
+//! units of matched trades.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tests::call::{AUDITOR, OPERATOR, text};
+use tests::call::{AUDITOR, OPERATOR, number, text};
 use tests::member::Terminal;
 use tests::process::{LISTENERS, Platform};
 use tests::relay::RelayedChain;
 use tests::shared::run;
-use tests::world::{User, rub};
+use tests::world::{User, amount, rub};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use types::Side;
@@ -254,4 +255,146 @@ fn r064_a_chain_that_stalls_for_a_minute_delays_everything_and_loses_nothing() {
         until_healthy(&platform, Instant::now() + RECOVERY).await;
         platform.proof().await;
     });
+}
+
+/// Settlement seals no batch before its third trade, which therefore chooses the moment.
+const THIRD_TRADE_SEALS: [(&str, &str); 3] = [
+    ("PLATFORM_SETTLEMENT__BATCH_TRADES_MAX", "3"),
+    ("PLATFORM_SETTLEMENT__LINGER_MS", "600000"),
+    ("PLATFORM_SETTLEMENT__WAIT_MS", "600000"),
+];
+
+/// Sells units of each of these sellers to the buyer, at 100.00.
+async fn sell(platform: &Platform, bond: &str, buyer: &User, sellers: &[&User], units: &str) {
+    for seller in sellers {
+        platform.place(seller, bond, "SELL", "100.00", units).await;
+        platform.place(buyer, bond, "BUY", "100.00", units).await;
+    }
+}
+
+/// A court freezes units of a holder; `None`: all, also later ones. The call may be answered by its
+/// deadline while the chain stalls: the freeze goes on.
+async fn freeze(platform: &Platform, bond: &str, holder: &User, units: Option<&str>) {
+    let mut request = json!({
+        "instrumentId": bond, "holderId": holder.id, "basis": "ENFORCEMENT_BASIS_COURT",
+        "document": "Decision 2-17/2026",
+    });
+    if let Some(units) = units {
+        request["amount"] = amount(bond, units);
+    }
+    let name = "cfa.FreezeUnits";
+    let asked = platform.call("sandbox.compliance", name, request).await;
+    if let Err(refusal) = asked {
+        assert!(!refusal.is_fault(), "{refusal:?}");
+    }
+}
+
+/// Waits until the only freeze of a holder has this status, given without its prefix.
+async fn freeze_is(platform: &Platform, holder: &User, status: &str) {
+    let wanted = json!(format!("ENFORCEMENT_STATUS_{status}"));
+    let what = format!("the freeze to be {status}");
+    let request = json!({ "holderId": holder.id });
+    platform
+        .until(&what, "cfa.ListEnforcementActs", request, |answer| {
+            answer.pointer("/acts/0/status") == Some(&wanted)
+        })
+        .await;
+}
+
+/// Waits until a sub-account has this balance and this available amount.
+async fn has(platform: &Platform, subaccount: &str, balance: &str, available: &str) {
+    let what = format!("{subaccount} to have {balance}, {available} of it available");
+    let (balance, available) = (number(&json!(balance)), number(&json!(available)));
+    let request = json!({ "subaccountId": subaccount });
+    platform
+        .until(&what, "ledger.GetBalance", request, |answer| {
+            number(&answer["balance"]) == balance && number(&answer["available"]) == available
+        })
+        .await;
+}
+
+/// The trades of an issue, once none is pending.
+async fn ended_trades(platform: &Platform, bond: &str, count: usize) -> Vec<Value> {
+    let pending = json!("SETTLEMENT_STATUS_PENDING");
+    let is_pending = |trade: &Value| trade["settlementStatus"] == pending;
+    let request = json!({ "instrumentId": bond });
+    let listed = platform
+        .until(
+            "the trades to end",
+            "market.ListTrades",
+            request,
+            |answer| {
+                let trades = answer["trades"].as_array();
+                trades.is_some_and(|all| all.len() == count && !all.iter().any(is_pending))
+            },
+        )
+        .await;
+    listed["trades"].as_array().cloned().unwrap_or_default()
+}
+
+/// A court freezes units of two sellers between match and settlement, while the chain stalls. The
+/// freeze of all units busts the trade, through a case. The other covers the available units: those
+/// of the trade are in a hold, and it settles.
+// rows: R186
+#[test]
+fn r186_a_court_freeze_after_the_match_busts_the_trade_and_spares_held_units() {
+    run(async {
+        let (chain, mut platform) = RelayedChain::start().await;
+        platform.stop().await;
+        let env = [&chain.env("")[..], &THIRD_TRADE_SEALS[..]].concat();
+        platform.restart_with(&env).await;
+        let (whole, part) = (platform.trader().await, platform.trader().await);
+        let (last, buyer) = (platform.trader().await, platform.rich("2000.00").await);
+        let bond = platform.bond().await;
+        for seller in [&whole, &part, &last] {
+            platform.issue(&bond, seller, "10").await;
+        }
+
+        chain.stall(true);
+        sell(&platform, &bond, &buyer, &[&whole, &part], "4").await;
+        freeze(&platform, &bond, &whole, None).await;
+        freeze(&platform, &bond, &part, Some("6")).await;
+        freeze_is(&platform, &whole, "PENDING").await;
+        freeze_is(&platform, &part, "PENDING").await;
+        // The ledger has frozen, before the trades are posted.
+        let request = json!({ "subaccountId": whole.units(&bond) });
+        let frozen = platform.ok(AUDITOR, "ledger.GetSubAccount", request).await;
+        let status = text(&frozen, "/subaccount/status");
+        assert_eq!(status, "SUB_ACCOUNT_STATUS_FROZEN");
+        has(&platform, &part.units(&bond), "10", "0").await;
+        chain.stall(false);
+        freeze_is(&platform, &whole, "ACTIVE").await;
+        freeze_is(&platform, &part, "ACTIVE").await;
+
+        sell(&platform, &bond, &buyer, &[&last], "1").await;
+        let trades = ended_trades(&platform, &bond, 3).await;
+        let is_whole = |trade: &&Value| trade["sellerId"] == json!(whole.id);
+        let (bust, settled): (Vec<_>, Vec<_>) = trades.iter().partition(is_whole);
+        let all_settled = settled.into_iter().all(tests::world::is_settled);
+        assert!(all_settled && bust.len() == 1, "{trades:?}");
+        let status = text(bust[0], "/settlementStatus");
+        assert_eq!(status, "SETTLEMENT_STATUS_FAILED");
+        let cases = platform.all(AUDITOR, "settlement.ListCases", "cases", json!({}));
+        let cases = cases.await;
+        assert_eq!(cases.len(), 1, "{cases:?}");
+        assert_eq!(cases[0]["tradeId"], bust[0]["tradeId"]);
+        assert_eq!(text(&cases[0], "/state"), "CASE_STATE_OPEN");
+        assert_units_and_money(&platform, &bond, [&whole, &part, &last, &buyer]).await;
+        platform.proof().await;
+    });
+}
+
+/// Asserts that the bust trade took nothing and the others settled.
+async fn assert_units_and_money(
+    platform: &Platform,
+    bond: &str,
+    [whole, part, last, buyer]: [&User; 4],
+) {
+    has(platform, &whole.units(bond), "10", "10").await;
+    has(platform, &part.units(bond), "6", "0").await;
+    has(platform, &last.units(bond), "9", "9").await;
+    has(platform, &buyer.units(bond), "5", "5").await;
+    assert_eq!(platform.balance(&whole.cash()).await, number(&Value::Null));
+    has(platform, &part.cash(), "400.00", "400.00").await;
+    has(platform, &last.cash(), "100.00", "100.00").await;
 }

@@ -1,36 +1,25 @@
 //! The platform is killed at each step of the sagas that move money or units, and trades lose a
 //! party between match and settlement. Each saga ends once, and the proof of balances passes.
 //!
-//! `crash` kills at the steps of settlement and of an order's hold.
+//! `crash` kills at the steps of settlement and of an order's hold, `issue_sagas` at those of a
+//! placement, a coupon and a move of holders.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use prost::Message;
+use proto::market::v1::TradeBustedEvent;
 use serde_json::{Value, json};
 use tests::Platform;
 use tests::call::{AUDITOR, OPERATOR, SERVICE, context, context_with_key, number, staff, text};
 use tests::flow::Random;
+use tests::kill::{asked, killed_at};
+use tests::log::Events;
 use tests::relay::RelayedChain;
 use tests::shared::run;
 use tests::world::{User, amount, is_settled, limit_order, rub};
 
 const COMPLIANCE: &str = "sandbox.compliance";
-
-/// A call that the platform may not survive.
-async fn asked(platform: &Platform, token: &str, name: &str, request: Value) {
-    if let Err(refusal) = platform.call(token, name, request).await {
-        assert_eq!(refusal.code, "transport", "{name}: {refusal:?}");
-    }
-}
-
-/// Makes a call that ends in an abort at `place`; starts the platform again.
-async fn killed_at(platform: &mut Platform, place: &str, token: &str, name: &str, request: Value) {
-    platform.stop().await;
-    platform.restart_with(&[("PLATFORM_CRASH_AT", place)]).await;
-    asked(platform, token, name, request).await;
-    platform.aborted().await;
-    platform.restart().await;
-}
 
 /// Waits until the operation of the payment or payout has this status, given without its prefix;
 /// asserts that it is the only one.
@@ -224,18 +213,17 @@ fn the_redemption_of_an_issue_killed_at_any_step_pays_each_holder_once() {
         let mut platform = Platform::start().await;
         let (holder, other) = (platform.trader().await, platform.trader().await);
         // The funding, then the part with all holders.
-        let places = ["cfa.redemption_step", "cfa.redemption_step:2"];
+        let places = [
+            "cfa.redemption_submitted",
+            "cfa.redemption_step",
+            "cfa.part_posted",
+            "cfa.redemption_submitted:2",
+            "cfa.redemption_step:2",
+            "cfa.part_ended",
+        ];
         for (round, place) in (1..).zip(places) {
             let bond = platform.bond().await;
-            let request = json!({ "instrumentId": bond });
-            let terms = platform
-                .ok(AUDITOR, "cfa.GetInstrument", request.clone())
-                .await;
-            let issuer = User {
-                id: text(&terms, "/instrument/issuerId"),
-                account: String::new(),
-                profile: Value::Null,
-            };
+            let issuer = platform.issuer(&bond).await;
             platform.set_limit(&issuer, "DEPOSIT", "1000000.00").await;
             platform.deposit(&issuer, "3000.00").await;
             platform.issue(&bond, &holder, "2").await;
@@ -245,7 +233,8 @@ fn the_redemption_of_an_issue_killed_at_any_step_pays_each_holder_once() {
                 "reason": "REDEMPTION_REASON_BUYBACK",
             });
             let name = "cfa.StartRedemption";
-            killed_at(&mut platform, place, OPERATOR, name, start).await;
+            killed_at(&mut platform, place, SERVICE, name, start).await;
+            let request = json!({ "instrumentId": bond });
             let finalized = json!("REDEMPTION_STATUS_FINALIZED");
             platform
                 .until("the redemption", "cfa.GetRedemption", request, |answer| {
@@ -276,24 +265,11 @@ fn an_approved_refund_killed_around_its_call_is_paid_once() {
             platform.pay(&intent).await;
             ended(&platform, &user, &payment, "REJECTED").await;
             let resolve = json!({ "paymentId": payment, "refund": true });
-            let ask = json!({
-                "method": tests::path_of("cfa.ResolveSuspendedDeposit"),
-                "requestJson": resolve.to_string(), "reason": "refused",
-            });
-            let asked = platform
-                .ok(&staff("anna"), "approvals.RequestApproval", ask)
-                .await;
-            let id = text(&asked, "/approval/approvalId");
-            let decision = json!({ "approvalId": id, "hash": asked["approval"]["hash"] });
-            let boris = staff("boris");
-            killed_at(&mut platform, place, &boris, "approvals.Approve", decision).await;
-            let executed = json!("APPROVAL_STATUS_EXECUTED");
-            let request = json!({ "approvalId": id });
-            platform
-                .until("the approval", "approvals.GetApproval", request, |answer| {
-                    answer["approval"]["status"] == executed
-                })
-                .await;
+            let name = "cfa.ResolveSuspendedDeposit";
+            let decision = platform.requested(name, &resolve).await;
+            let (boris, name) = (staff("boris"), "approvals.Approve");
+            killed_at(&mut platform, place, &boris, name, decision.clone()).await;
+            platform.executed(&decision).await;
             let refunded = json!("PAYMENT_STATUS_REFUNDED");
             let request = json!({ "paymentId": payment });
             platform
@@ -330,7 +306,6 @@ async fn has(platform: &Platform, subaccount: &str, expected: &str) {
 fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
     run(async {
         let platform = Platform::start().await;
-        let (mut matched, mut found) = (0, 0);
         for round in 0..6 {
             // A sell order left by a round without a trade must not be met by the next buyer.
             let bond = platform.bond().await;
@@ -345,15 +320,21 @@ fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
                 _ => &buyer,
             };
             let block = json!({ "userId": blocked.id, "reason": "a drill" });
-            // At once, so that the block comes at every moment around match and settlement.
             let block = platform.ok(COMPLIANCE, "identity.BlockUser", block);
-            let (bought, _) = tokio::join!(buy, block);
-            let is_traded = bought.is_ok_and(|answer| {
-                let filled = number(&answer["order"]["filledQuantity"]);
-                filled == number(&json!("5"))
-            });
+            // Each party is blocked once after the match. In the other rounds at once, so that the
+            // block comes at every moment around match and settlement.
+            let is_traded = if round < 2 {
+                buy.await.expect("placed before the block");
+                block.await;
+                true
+            } else {
+                let (bought, _) = tokio::join!(buy, block);
+                bought.is_ok_and(|answer| {
+                    let filled = number(&answer["order"]["filledQuantity"]);
+                    filled == number(&json!("5"))
+                })
+            };
             if is_traded {
-                matched += 1;
                 // Frozen or not, both parties get what they traded for.
                 has(&platform, &buyer.units(&bond), "5").await;
                 has(&platform, &seller.cash(), "500.00").await;
@@ -362,12 +343,115 @@ fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
             let trades = platform
                 .all(AUDITOR, "market.ListTrades", "trades", request)
                 .await;
-            platform.settled(&bond, trades.len()).await;
-            found += trades.len();
+            let trades = platform.settled(&bond, trades.len()).await;
+            assert!(!is_traded || trades.len() == 1, "{round}: {trades:?}");
         }
-        println!("{found} trades, {matched} seen by their buyers");
         platform.proof().await;
     });
+}
+
+/// An issue, a seller with 5 units of it, and a buyer with 1000.00 and an order of 4 units at
+/// 100.00.
+async fn wanted(platform: &Platform) -> (String, User, User) {
+    let bond = platform.bond().await;
+    let (seller, buyer) = (platform.trader().await, platform.rich("1000.00").await);
+    platform.issue(&bond, &seller, "5").await;
+    platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
+    (bond, seller, buyer)
+}
+
+/// Sanctions the buyer of [`wanted`]. The registry leaves the trades of a sanctioned party out, and
+/// settlement busts them.
+async fn sanctioned(platform: &Platform) -> (String, User, User) {
+    let (bond, seller, buyer) = wanted(platform).await;
+    let sanction = json!({ "userId": buyer.id, "sanctioned": true });
+    platform.ok(SERVICE, "identity.UpdateUser", sanction).await;
+    (bond, seller, buyer)
+}
+
+/// Waits until the only trade of an issue is bust; asserts that both parties have what they had
+/// before, and that there is one case. Returns the id of the trade.
+async fn is_bust(platform: &Platform, (bond, seller, buyer): &(String, User, User)) -> String {
+    let failed = json!("SETTLEMENT_STATUS_FAILED");
+    let request = json!({ "instrumentId": bond });
+    let listed = platform
+        .until("the bust", "market.ListTrades", request, |answer| {
+            answer["trades"][0]["settlementStatus"] == failed
+        })
+        .await;
+    assert_eq!(listed["trades"].as_array().map(Vec::len), Some(1));
+    let trade = text(&listed, "/trades/0/tradeId");
+    platform.balance_is(&seller.units(bond), "5").await;
+    platform.balance_is(&buyer.cash(), "1000.00").await;
+    assert_eq!(platform.balance(&seller.cash()).await, number(&Value::Null));
+    let name = "settlement.GetSettlementStatus";
+    platform
+        .until("the count of bust trades", name, json!({}), |answer| {
+            answer["tradesBust"] == json!("1")
+        })
+        .await;
+    let cases = platform.all(AUDITOR, "settlement.ListCases", "cases", json!({}));
+    let cases = cases.await;
+    assert_eq!(cases.len(), 1, "{cases:?}");
+    assert_eq!(cases[0]["tradeId"], json!(trade));
+    trade
+}
+
+/// Asserts what an operator sees of the bust trade and of its case, and closes the case.
+async fn assert_settle_commands(platform: &Platform, trade: &str, seller: &User, buyer: &User) {
+    let settle = async |args: &[&str]| {
+        let mut all = vec!["--json", "settle"];
+        all.extend(args);
+        platform.cli(&all).await.success().json()
+    };
+    let status = settle(&["status"]).await;
+    for (field, count) in [
+        ("tradesBust", "1"),
+        ("casesOpen", "1"),
+        ("tradesPending", "0"),
+    ] {
+        let found = number(&status[field]);
+        assert_eq!(found, number(&json!(count)), "{field}: {status}");
+    }
+    let listed = settle(&["cases", "--state", "open"]).await;
+    let case = &listed["cases"][0];
+    for (field, value) in [
+        ("tradeId", trade),
+        ("sellerId", seller.id.as_str()),
+        ("buyerId", buyer.id.as_str()),
+        ("state", "CASE_STATE_OPEN"),
+    ] {
+        assert_eq!(case[field], json!(value), "{field}: {listed}");
+    }
+    for (field, value) in [("quantity", "4"), ("payment", "400.00")] {
+        let found = number(&case[field]);
+        assert_eq!(found, number(&json!(value)), "{field}: {case}");
+    }
+    let note = "settled with both members";
+    let closed = settle(&["close", "--trade-id", trade, "--note", note]).await;
+    let case = &closed["case"];
+    assert_eq!(case["tradeId"], json!(trade), "{closed}");
+    assert_eq!(case["state"], json!("CASE_STATE_CLOSED"), "{closed}");
+    assert_eq!(case["note"], json!(note), "{closed}");
+    let status = settle(&["status"]).await;
+    let open = number(&status["casesOpen"]);
+    assert_eq!(open, number(&Value::Null), "{status}");
+    let listed = settle(&["cases", "--state", "open"]).await;
+    let left = listed["cases"].as_array();
+    assert!(left.is_none_or(Vec::is_empty), "{listed}");
+}
+
+/// Asserts that the market has published that the trade is bust.
+async fn assert_bust_published(platform: &Platform, bond: &str, trade: &str) {
+    let mut events = Events::open(platform).await;
+    let about = |event: &events::Event| String::from_utf8_lossy(&event.payload).contains(trade);
+    let seen = events.until(&["TradeBustedEvent"], about).await;
+    let mut seen = seen.iter();
+    let bust = seen.find(|event| event.type_name.ends_with("TradeBustedEvent"));
+    let bust = bust.expect("the event");
+    let told = TradeBustedEvent::decode(&*bust.payload).expect("TradeBustedEvent");
+    assert_eq!((&*told.trade_id, &*told.instrument_id), (trade, bond));
+    events.close().await;
 }
 
 // rows: R186
@@ -375,14 +459,9 @@ fn trades_of_users_blocked_between_match_and_settlement_are_settled() {
 fn a_trade_is_bust_although_its_seller_tried_to_spend_the_proceeds() {
     run(async {
         let platform = Platform::start().await;
-        let bond = platform.bond().await;
-        let (seller, buyer) = (platform.trader().await, platform.rich("1000.00").await);
-        platform.issue(&bond, &seller, "5").await;
-        platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
-        // The registry leaves the trades of a sanctioned party out, and settlement busts them.
-        let sanction = json!({ "userId": buyer.id, "sanctioned": true });
-        platform.ok(SERVICE, "identity.UpdateUser", sanction).await;
-        platform.place(&seller, &bond, "SELL", "100.00", "4").await;
+        let parties = sanctioned(&platform).await;
+        let (bond, seller, buyer) = &parties;
+        platform.place(seller, bond, "SELL", "100.00", "4").await;
         let deadline = Instant::now() + tests::process::PATIENCE;
         let trade = loop {
             // Proceeds of a trade that is not final cannot be spent.
@@ -411,10 +490,96 @@ fn a_trade_is_bust_although_its_seller_tried_to_spend_the_proceeds() {
             operations.await[0]["status"],
             json!("OPERATION_STATUS_FAILED")
         );
-        platform.balance_is(&seller.units(&bond), "5").await;
-        platform.balance_is(&buyer.cash(), "1000.00").await;
-        assert_eq!(platform.balance(&seller.cash()).await, number(&Value::Null));
+        let trade = is_bust(&platform, &parties).await;
+        assert_settle_commands(&platform, &trade, seller, buyer).await;
+        assert_bust_published(&platform, bond, &trade).await;
         platform.proof().await;
+    });
+}
+
+// rows: R186 R190
+#[test]
+fn a_trade_killed_after_its_operations_are_reversed_is_bust_once() {
+    run(async {
+        let place = ("PLATFORM_CRASH_AT", "settlement.busted");
+        let mut platform = Platform::start_with(&[place]).await;
+        let parties = sanctioned(&platform).await;
+        let (bond, seller, _) = &parties;
+        let sell = json!({ "order": limit_order(seller, bond, "SELL", "100.00", "4") });
+        asked(&platform, &seller.token(), "market.PlaceOrder", sell).await;
+        platform.aborted().await;
+        platform.restart().await;
+        is_bust(&platform, &parties).await;
+        platform.proof().await;
+        platform.stop().await;
+    });
+}
+
+/// Posts a payment with the reference of a trade, so that the ledger refuses the trade. Returns the
+/// id of the operation.
+async fn occupied(platform: &Platform, trade: &str, payer: &User, payee: &User) -> String {
+    let posted = json!({
+        "operation": {
+            "type": "OPERATION_TYPE_TRADE_BUY", "userId": payer.id, "externalRef": trade,
+            "awaitsChain": true,
+        },
+        "postings": [{
+            "debitSubaccountId": payer.cash(), "creditSubaccountId": payee.cash(),
+            "amount": amount("CFA-RUB", "1.00"),
+        }],
+    });
+    let posted = platform.ok(SERVICE, "ledger.CreateOperation", posted).await;
+    text(&posted, "/operation/operationId")
+}
+
+// rows: R190
+#[test]
+fn a_trade_that_the_ledger_refuses_killed_at_any_step_of_its_bust_is_bust_once() {
+    run(async {
+        // The trade waits in its batch for the time that the ledger needs to be prepared.
+        let mut platform = Platform::start_with(&[
+            ("PLATFORM_SETTLEMENT__LINGER_MS", "5000"),
+            ("PLATFORM_SETTLEMENT__WAIT_MS", "5000"),
+            ("PLATFORM_CRASH_AT", "settlement.withdrawn"),
+        ])
+        .await;
+        let (payer, payee) = (platform.rich("10.00").await, platform.trader().await);
+        let parties = wanted(&platform).await;
+        let (bond, seller, _) = &parties;
+        platform.place(seller, bond, "SELL", "100.00", "4").await;
+        let request = json!({ "instrumentId": bond });
+        let listed = platform
+            .until("the trade", "market.ListTrades", request, |answer| {
+                answer["trades"][0]["tradeId"].is_string()
+            })
+            .await;
+        let trade = text(&listed, "/trades/0/tradeId");
+        let occupying = occupied(&platform, &trade, &payer, &payee).await;
+        let name = "settlement.GetSettlementStatus";
+        platform
+            .until("the refused batch", name, json!({}), |answer| {
+                let mut waiting = answer["waiting"].as_array().into_iter().flatten();
+                waiting.any(|step| step["isStuck"] == json!(true))
+            })
+            .await;
+        let bust = json!({ "tradeId": trade, "reason": "the ledger refuses it" });
+        let decision = platform.requested("settlement.BustTrade", &bust).await;
+        let (boris, name) = (staff("boris"), "approvals.Approve");
+        asked(&platform, &boris, name, decision.clone()).await;
+        platform.aborted().await;
+        let place = ("PLATFORM_CRASH_AT", "settlement.busted");
+        // It may abort before it is ready.
+        platform.start_refused_with(&[place]).await;
+        platform.restart().await;
+        platform.executed(&decision).await;
+        assert_eq!(is_bust(&platform, &parties).await, trade);
+        let request = json!({ "idempotencyKey": trade });
+        let operations = platform.all(AUDITOR, "ledger.ListOperations", "operations", request);
+        assert!(operations.await.is_empty());
+        let undo = json!({ "operationId": occupying, "reason": "a drill" });
+        platform.ok(SERVICE, "ledger.ReverseOperation", undo).await;
+        platform.proof().await;
+        platform.stop().await;
     });
 }
 

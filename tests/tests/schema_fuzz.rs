@@ -32,6 +32,9 @@ fn every_method_refuses_mutated_requests_without_a_fault() {
             report.accepted,
             begun.elapsed()
         );
+        for (call, count) in &report.unavailable {
+            println!("503 at first, {count} times: {call}");
+        }
         assert_eq!(report.sent.len(), methods(&pool()).len());
         for (method, sent) in &report.sent {
             assert!(*sent >= PER_METHOD_MIN, "{method}: {sent} mutations");

@@ -8,13 +8,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use rusqlite::Connection;
 use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
 use service_kit::audit::{Act, AuditRecord, BEGINNING, Hash};
 use sha2::{Digest, Sha256};
+use tests::call::AUDITOR;
 use tests::process::{Finished, Platform};
 use tests::shared::run;
+use tests::{number, text};
 
 /// Files without a check of their rows.
 const OTHER_FILES: [(&str, &str); 4] = [
@@ -409,6 +411,61 @@ fn r188_thirteen_tamperings_are_named() {
             store.restore();
         }
     });
+}
+
+/// Bank and embedded chain stand in for outside systems, so their rows have no seals.
+// rows: R188
+#[test]
+fn r188_altered_balances_of_the_bank_and_of_the_chain_are_named_by_the_proof() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let user = platform.rich("47.11").await;
+        platform.rich("10.00").await;
+        let request = json!({ "instrumentId": "CFA-RUB" });
+        let money = platform.ok(AUDITOR, "cfa.GetInstrument", request).await;
+        let token = text(&money, "/instrument/smartContractAddress");
+        platform.proof().await;
+        platform.stop().await;
+
+        let bank = Store::open(&platform.data_dir(), "bank/bank.db");
+        let altered = |by: &str| format!("UPDATE account SET balance_minor = balance_minor {by}");
+        assert_eq!(bank.execute(&altered("+ 100")), 1);
+        let found = difference(&mut platform, "BANK").await;
+        assert_eq!(found["instrument_id"], json!("CFA-RUB"), "{found}");
+        assert_eq!(bank.execute(&altered("- 100")), 1);
+
+        // The low half of a holder's slot is the balance, the rest is zero (`CfaToken.sol`). No
+        // other slot of the token has this number.
+        let chain = Store::open(&platform.data_dir(), "chain/chain.sqlite");
+        let token = token.trim_start_matches("0x");
+        let altered = format!(
+            "UPDATE slot SET value = x'{:064x}' WHERE address = x'{token}' AND value = x'{:064x}'",
+            4_811, 4_711
+        );
+        assert_eq!(chain.execute(&altered), 1, "{altered}");
+        let found = difference(&mut platform, "HOLDER").await;
+        assert_eq!(
+            (&found["instrument_id"], &found["holder"]),
+            (&json!("CFA-RUB"), &json!(user.id)),
+            "{found}"
+        );
+    });
+}
+
+/// Starts a stopped platform and takes its proof; returns the difference with this name, which must
+/// be 1.00.
+async fn difference(platform: &mut Platform, name: &str) -> Value {
+    platform.restart().await;
+    let proof = platform.full_proof().await;
+    platform.stop().await;
+    assert!(!proof.status.success(), "{proof:?}");
+    let proof = proof.json();
+    let mut differences = proof["differences"].as_array().into_iter().flatten();
+    let found = differences.find(|one| one["name"] == json!(name));
+    let found = found.unwrap_or_else(|| panic!("no {name}: {proof}"));
+    let amount = number(&found["difference"]);
+    assert_eq!(amount, number(&json!("1.00")), "{found}");
+    found.clone()
 }
 
 /// Trades have no seals: the ledger and their batches have the same.
@@ -996,6 +1053,89 @@ fn r215_a_past_of_the_ledger_that_is_rewritten_with_its_chain_is_found_by_the_an
             store.restore();
         }
         check(&platform).await.success();
+    });
+}
+
+/// The last block of a ledger.
+fn last_block(file: &Path) -> i64 {
+    let db = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("opens");
+    let block = db.query_row("SELECT MAX(block) FROM audit_blocks", [], |row| row.get(0));
+    block.expect("a block")
+}
+
+/// Removes the last block of a ledger with its operations; puts the balances and the links of their
+/// sub-accounts back.
+fn remove_last_block(store: &Store) {
+    let last = last_block(&store.path);
+    let own = format!("(SELECT operation_id FROM operations WHERE block = {last})");
+    let db = Connection::open(&store.path).expect("opens");
+    let postings = format!(
+        "SELECT CAST(posting_no AS TEXT) FROM postings WHERE operation_id IN {own} \
+         ORDER BY posting_no DESC"
+    );
+    let postings = names(&db, &postings);
+    db.close().expect("closed");
+    assert!(!postings.is_empty(), "block {last} has no posting");
+    for posting in postings {
+        for (side, sign) in [("debit", "+"), ("credit", "-")] {
+            let back = format!(
+                "UPDATE sub_accounts SET balance = balance {sign} p.amount, \
+                 version = version - 1, last_posting = p.{side}_previous FROM postings p \
+                 WHERE p.posting_no = {posting} AND subaccount_id = p.{side}_subaccount_id"
+            );
+            assert_eq!(store.execute(&back), 1, "{back}");
+        }
+    }
+    // An operation may not be in the index of its user yet.
+    store.execute(&format!(
+        "DELETE FROM operations_of_users WHERE operation_id IN {own}"
+    ));
+    for sql in [
+        format!("UPDATE operations_listed SET through_block = MIN(through_block, {last} - 1)"),
+        format!("DELETE FROM postings WHERE operation_id IN {own}"),
+        format!("DELETE FROM operations WHERE block = {last}"),
+        format!("DELETE FROM audit_blocks WHERE block = {last}"),
+    ] {
+        assert!(store.execute(&sql) > 0, "{sql}");
+    }
+}
+
+/// The files agree then, with one another too: an operation that the ledger does not have is not
+/// asked for.
+// rows: R215
+#[test]
+fn r215_a_last_operation_that_is_removed_with_its_block_is_found_by_the_anchors() {
+    const LEDGER: &str = "ledger/ledger.sqlite";
+    run(async {
+        let env = [("PLATFORM_CFA__ANCHOR_INTERVAL_S", "1")];
+        let mut platform = Platform::start_with(&env).await;
+        platform.rich("50.00").await;
+        platform.rich("10.00").await;
+        let file = platform.data_dir().join(LEDGER);
+        let what = "the anchor of the last block";
+        platform
+            .until(what, "cfa.ListAnchors", json!({}), |answer| {
+                let newest = &answer["anchors"][0];
+                let is_on_chain = newest["onChain"].as_str().is_some_and(|on| !on.is_empty());
+                is_on_chain && newest["block"] == json!(last_block(&file).to_string())
+            })
+            .await;
+        platform.stop().await;
+        check(&platform).await.success();
+        let store = Store::open(&platform.data_dir(), LEDGER);
+        remove_last_block(&store);
+        check(&platform).await.success();
+
+        platform.restart().await;
+        let found = platform.full_proof().await;
+        assert!(!found.status.success(), "{found:?}");
+        let found = named(&found.json()["check"]);
+        let is_named = |text: &String| {
+            let is_anchor = text.starts_with("anchor ") && text.contains(": block ");
+            is_anchor && text.ends_with(" has another hash, or is missing")
+        };
+        assert!(found.iter().any(is_named), "{found:?}");
+        platform.stop().await;
     });
 }
 

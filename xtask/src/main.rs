@@ -17,6 +17,7 @@ mod platform;
 mod powerloss;
 mod proto;
 mod rows;
+mod sagas;
 mod seeds;
 mod shell;
 mod syscalls;
@@ -47,8 +48,9 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
-    /// A data folder for later versions to open, `tests/data/NAME.tar.gz`. Needs `tar`. A change of
-    /// a store's format brings a migration, and the folder of an issue is made once, at its end.
+    /// A data folder for later versions to open, `tests/data/NAME.tar.gz`. Needs `tar` and GNU
+    /// `date`. A change of a store's format brings a migration, and the folder of an issue is made
+    /// once, at its end.
     DataDirectory {
         /// `stores-` and lower-case letters, digits or `-`.
         name: String,
@@ -153,6 +155,9 @@ enum Task {
         #[arg(long, value_name = "NAME")]
         only: Vec<String>,
     },
+    /// Kills the platform at each step of the sagas of an issue (placement, coupon, move of
+    /// holders) and takes the proof of balances after each.
+    Sagas,
     /// Comparisons that take several interleaved runs of a benchmark.
     Bench {
         #[command(subcommand)]
@@ -206,6 +211,7 @@ fn main() -> anyhow::Result<()> {
         Task::Demo => demo::run(),
         Task::Dist => dist::run(),
         Task::Full => full::run(),
+        Task::Sagas => sagas::run(),
         Task::Fuzz { seconds, target } => fuzz::run(seconds, &target),
         Task::Harness {
             source,

@@ -4,7 +4,7 @@ use prost::Message;
 use prost_reflect::MethodDescriptor;
 use serde_json::Value;
 
-use super::{Must, Mutation};
+use super::{DEADLINE, Must, Mutation};
 use crate::wire;
 
 /// Levels of nested JSON.
@@ -107,15 +107,11 @@ fn headers(method: &MethodDescriptor, base: &Value, json: &str) -> Vec<Mutation>
         ..Mutation::json(what, json, Must::Answer)
     };
     vec![
-        with("a deadline of 1 ms", "connect-timeout-ms", "1"),
-        with("a deadline of 0 ms", "connect-timeout-ms", "0"),
-        with("no deadline", "connect-timeout-ms", "abc"),
-        with("a negative deadline", "connect-timeout-ms", "-1"),
-        with(
-            "an endless deadline",
-            "connect-timeout-ms",
-            "9999999999999999",
-        ),
+        with("a deadline of 1 ms", DEADLINE, "1"),
+        with("a deadline of 0 ms", DEADLINE, "0"),
+        with("no deadline", DEADLINE, "abc"),
+        with("a negative deadline", DEADLINE, "-1"),
+        with("an endless deadline", DEADLINE, "9999999999999999"),
         with("an unknown version", "connect-protocol-version", "2"),
         with("a false compression", "content-encoding", "gzip"),
         Mutation {

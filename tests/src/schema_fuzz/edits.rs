@@ -17,6 +17,9 @@ const TIMESTAMP: &str = "google.protobuf.Timestamp";
 /// Texts that the services limit themselves (`proto/src/checks.rs`).
 const OF_ANY_LENGTH: [&str; 3] = ["providerPayload", "data", "requestJson"];
 
+/// The id of a new user, which must not read as a path.
+const NEW_USER: &str = "dfa.identity.v1.CreateUserRequest.user_id";
+
 /// Amounts of messages that requests share with answers. Services ignore them in requests.
 const IGNORED: [&str; 9] = [
     "filledQuantity",
@@ -192,7 +195,7 @@ fn of_field(field: &FieldDescriptor, at: &[Step], depth: usize, into: &mut Vec<E
             let known = known.map(|value| ("a known value", value, Must::Answer));
             known.chain(enumerations()).collect()
         }
-        Kind::String => texts(field.json_name()),
+        Kind::String => texts(field),
         Kind::Bool => booleans(),
         Kind::Bytes => bytes(),
         Kind::Uint32 => numbers(&["4294967296", "-1"], &["4294967295"]),
@@ -219,12 +222,16 @@ fn of_field(field: &FieldDescriptor, at: &[Step], depth: usize, into: &mut Vec<E
 
 type Values = Vec<(&'static str, Value, Must)>;
 
-fn texts(name: &str) -> Values {
+fn texts(field: &FieldDescriptor) -> Values {
     let any = |what, text: &str| (what, json!(text), Must::Answer);
     let bad = |what, value| (what, value, Must::Refuse);
-    let long = match OF_ANY_LENGTH.contains(&name) {
+    let long = match OF_ANY_LENGTH.contains(&field.json_name()) {
         true => Must::Answer,
         false => Must::Refuse,
+    };
+    let path = match field.full_name() == NEW_USER {
+        true => Must::Refuse,
+        false => Must::Answer,
     };
     // A bank's message is kept as it was signed.
     let control = long;
@@ -232,7 +239,7 @@ fn texts(name: &str) -> Values {
         any("empty", ""),
         any("blank", " "),
         any("surrounded by blanks", " x "),
-        any("a path", "..%2f../etc/passwd"),
+        ("a path", json!("..%2f../etc/passwd"), path),
         any("SQL", "'; DROP TABLE x;--"),
         any("the text null", "null"),
         any("colons", "a:b:c"),

@@ -5,8 +5,14 @@
 //! [`PER_METHOD_MIN`] mutations of a valid request, as Connect JSON or binary: of its fields
 //! ([`edits`]), of its bytes ([`wire_level`]) and of body and headers ([`bodies`]).
 //!
-//! A fault is an answer of 500 or above, except 504 and a 503 that a repeat does not get, and the
-//! acceptance of a request that the contract forbids ([`Must::Refuse`]).
+//! A fault is the acceptance of a request that the contract forbids ([`Must::Refuse`]), and an
+//! answer of 500 or above, with three exceptions. No peer is stopped, so none explains a 503.
+//!
+//! | status | allowed |
+//! |---|---|
+//! | 501 | of an unknown compression ([`Must::Unimplemented`]), by the Connect protocol |
+//! | 503 | with a text of [`CATCHING_UP`], unless a repeat gets it for 20 s |
+//! | 504 | of a request that sets a deadline |
 
 mod bodies;
 mod edits;
@@ -41,6 +47,23 @@ const ENOUGH: usize = 120;
 const IN_FLIGHT: usize = 8;
 /// Time in which a repeat must get another answer than 503.
 const UNAVAILABLE_MAX: Duration = Duration::from_secs(20);
+
+/// Header of a request's deadline.
+const DEADLINE: &str = "connect-timeout-ms";
+
+/// Texts of a 503 while every peer runs: a reader of the journal or of the chain catches up, or the
+/// holders of a token move (`cfa.MoveHolders`).
+const CATCHING_UP: [&str; 9] = [
+    "History is behind the journal, retry later",
+    "Market state is behind the journal, retry later",
+    "Market store is unavailable",
+    "Market service is unavailable",
+    "Limit of the user is unavailable",
+    "Holder registry is unavailable",
+    "Trade batch is unavailable",
+    "Token while it moves is unavailable",
+    "Token whose holders move is unavailable",
+];
 
 /// Methods whose effects reach the calls of other methods. They are called last.
 const LAST: [&str; 9] = [
@@ -102,6 +125,10 @@ impl Mutation {
             must,
         }
     }
+
+    fn has_deadline(&self) -> bool {
+        self.headers.iter().any(|(name, _)| *name == DEADLINE)
+    }
 }
 
 /// Result of a run.
@@ -113,8 +140,21 @@ pub struct Report {
     pub accepted: usize,
     /// Methods whose unmutated request has an invalid field.
     pub invalid_bases: Vec<String>,
+    /// Calls whose first answer was 503, by method and text.
+    pub unavailable: BTreeMap<String, usize>,
     /// Answers that are faults, and accepted requests that must be refused.
     pub faults: Vec<String>,
+}
+
+impl Report {
+    /// Counts a call whose first answer was 503.
+    fn note_unavailable(&mut self, method: &str, text: &str) {
+        let call = format!("{method}: {text}");
+        if !CATCHING_UP.contains(&text) {
+            self.faults.push(format!("503 of {call}"));
+        }
+        *self.unavailable.entry(call).or_default() += 1;
+    }
 }
 
 /// `/package.Service/Method`.
@@ -170,7 +210,11 @@ impl Platform {
     ) {
         let name = short_name(method);
         let base = Mutation::json("base", stage.request(method).to_string(), Must::Answer);
-        match self.send(stage, method, &base).await {
+        let (sent, unavailable) = self.send(stage, method, &base).await;
+        if let Some(text) = unavailable {
+            report.note_unavailable(&name, &text);
+        }
+        match sent {
             Sent::Accepted(answer) => posted.note(&name, &answer),
             Sent::Refused(refusal) if refusal.code == "invalid_argument" => {
                 let message = format!("{name}: {}", refusal.message);
@@ -181,12 +225,15 @@ impl Platform {
         let mutations = mutations(stage, method, seed);
         report.sent.insert(name.clone(), mutations.len());
         let calls = mutations.iter().map(|mutation| async move {
-            let sent = self.send(stage, method, mutation).await;
-            (mutation, sent)
+            let (sent, unavailable) = self.send(stage, method, mutation).await;
+            (mutation, sent, unavailable)
         });
         let mut calls = futures::stream::iter(calls).buffer_unordered(IN_FLIGHT);
-        while let Some((mutation, sent)) = calls.next().await {
-            if let Some(fault) = fault(mutation.must, &sent) {
+        while let Some((mutation, sent, unavailable)) = calls.next().await {
+            if let Some(text) = unavailable {
+                report.note_unavailable(&name, &text);
+            }
+            if let Some(fault) = fault(mutation, &sent) {
                 let body = shown(&mutation.body);
                 let what = &mutation.what;
                 report
@@ -200,14 +247,24 @@ impl Platform {
         }
     }
 
-    /// Sends a request; repeats it while the answer is 503.
-    async fn send(&self, stage: &Stage, method: &MethodDescriptor, mutation: &Mutation) -> Sent {
+    /// Sends a request; repeats it while the answer is 503. Also returns the text of the first 503.
+    async fn send(
+        &self,
+        stage: &Stage,
+        method: &MethodDescriptor,
+        mutation: &Mutation,
+    ) -> (Sent, Option<String>) {
         let deadline = Instant::now() + UNAVAILABLE_MAX;
+        let mut first = None;
         loop {
             let sent = self.send_once(stage, method, mutation).await;
-            let is_unavailable = matches!(&sent, Sent::Refused(Refusal { http: 503, .. }));
-            if !is_unavailable || Instant::now() > deadline {
-                return sent;
+            let text = match &sent {
+                Sent::Refused(refusal) if refusal.http == 503 => refusal.message.clone(),
+                _ => return (sent, first),
+            };
+            first.get_or_insert(text);
+            if Instant::now() > deadline {
+                return (sent, first);
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -278,11 +335,12 @@ fn has_refusal(answer: &Value) -> bool {
 }
 
 /// Why an outcome is a fault; `None` if it is none.
-fn fault(must: Must, sent: &Sent) -> Option<String> {
-    match (must, sent) {
+fn fault(mutation: &Mutation, sent: &Sent) -> Option<String> {
+    match (mutation.must, sent) {
         (Must::Unimplemented, Sent::Refused(refusal)) if refusal.http == 501 => None,
         (Must::Unimplemented, _) => Some("is not 501".to_owned()),
-        (_, Sent::Refused(refusal)) if refusal.http >= 500 && refusal.http != 504 => {
+        (_, Sent::Refused(refusal)) if refusal.http == 504 && mutation.has_deadline() => None,
+        (_, Sent::Refused(refusal)) if refusal.http >= 500 => {
             Some(format!("{} {}", refusal.http, refusal.body))
         }
         (Must::Refuse, Sent::Accepted(answer)) if has_refusal(answer) => None,
@@ -353,7 +411,7 @@ mod tests {
             (Must::Refuse, refused(503), true),
             (Must::Unimplemented, refused(501), false),
             (Must::Unimplemented, Sent::Accepted(json!({})), true),
-            (Must::Refuse, refused(504), false),
+            (Must::Refuse, refused(504), true),
             (Must::Refuse, refused(400), false),
             (Must::Refuse, Sent::Accepted(json!({})), true),
             (Must::Answer, Sent::Accepted(json!({})), false),
@@ -361,7 +419,27 @@ mod tests {
             (Must::RefuseOrClose, Sent::Closed("reset".into()), false),
             (Must::Answer, Sent::Unreadable, true),
         ] {
-            assert_eq!(fault(must, &sent).is_some(), is_fault, "{must:?}");
+            let mutation = Mutation::json("a test", "{}", must);
+            assert_eq!(fault(&mutation, &sent).is_some(), is_fault, "{must:?}");
         }
+        let with_deadline = Mutation {
+            headers: vec![(DEADLINE, "1")],
+            ..Mutation::json("a test", "{}", Must::Answer)
+        };
+        assert_eq!(fault(&with_deadline, &refused(504)), None);
+        assert!(fault(&with_deadline, &refused(503)).is_some());
+    }
+
+    #[test]
+    fn a_503_is_a_fault_unless_a_reader_catches_up() {
+        let mut report = Report::default();
+        let history = "History is behind the journal, retry later";
+        report.note_unavailable("market.GetOrder", history);
+        report.note_unavailable("market.GetOrder", history);
+        assert_eq!(report.faults, Vec::<String>::new());
+        report.note_unavailable("cfa.Subscribe", "Ledger service is unavailable");
+        assert_eq!(report.faults.len(), 1);
+        let counts: Vec<usize> = report.unavailable.into_values().collect();
+        assert_eq!(counts, [1, 2]);
     }
 }

@@ -188,6 +188,34 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
 
 // rows: R005
 #[test]
+fn r005_a_repeated_submission_gets_the_first_hash_and_is_marked() {
+    run(async {
+        let platform = platform().await;
+        let key = uuid::Uuid::now_v7().to_string();
+        // Other content under the key gets the stored answer as well (D50).
+        for (account, is_repeat) in [("11", false), ("11", true), ("22", true)] {
+            // `setAddressFrozen(0, false)` of an account without code.
+            let submit = json!({
+                "context": context_with_key(&key),
+                "payload": {
+                    "to": format!("0x{}", account.repeat(20)),
+                    "data": format!("0xc69c09cf{}", "00".repeat(64)),
+                },
+            });
+            let answered = platform.call_with_headers(SERVICE, "chain.SubmitTransaction", submit);
+            let (answer, headers) = answered.await.expect("answered");
+            let request = json!({ "txHash": text(&answer, "/txHash") });
+            let to = json!(format!("0x{}", "11".repeat(20)));
+            let is_first = |found: &Value| found["receipt"]["to"] == to;
+            let name = "chain.GetTransactionReceipt";
+            platform.until("the call", name, request, is_first).await;
+            assert_eq!(headers.contains_key("idempotent-replayed"), is_repeat);
+        }
+    });
+}
+
+// rows: R005
+#[test]
 fn r005_the_same_payment_never_issues_twice_whatever_the_key() {
     run(async {
         let platform = platform().await;

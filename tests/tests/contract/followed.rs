@@ -236,13 +236,17 @@ fn r259_the_lines_of_every_service_are_json_with_ids_name_and_level() {
             })
             .await;
 
-        for (service, _) in reads.into_iter().chain([("own", "")]) {
+        let own = ("own", "payments.ListPayouts");
+        for (service, read) in reads.into_iter().chain([own]) {
             let id = json!(format!("{service}-{run}"));
             let mut calls = lines.iter();
             let call = calls.find(|line| line["correlation_id"] == id && is_call(line));
             let call = call.unwrap_or_else(|| panic!("no line of the call to {service}"));
             assert_eq!(call["level"], json!("INFO"), "{call}");
             assert_eq!(call["user_id"], json!(user.id), "{call}");
+            let (method, (_, name)) = (&call["method"], read.split_once('.').expect("a method"));
+            let is_named = method.as_str().is_some_and(|method| method.ends_with(name));
+            assert!(is_named, "{read}: {call}");
             if service != "own" {
                 assert_eq!(call["service_name"], json!(service), "{call}");
                 assert_eq!(call["trace_id"], json!(format!("trace-{service}-{run}")));

@@ -294,14 +294,70 @@ async fn redemption_is(platform: &Platform, bond: &str, status: &str) -> Value {
     found.await["redemption"].clone()
 }
 
+/// The alert that an issuer lacks the money of a redemption.
+const SHORTAGE: &str = "issuer lacks the money for a distribution: fund the issuer's CFA-RUB";
+
+/// Waits for the alert of the redemption of three units.
+async fn shortage_is_logged(platform: &Platform, bond: &str, redemption_id: &str) {
+    let is_alert = |line: &Value| {
+        line["message"] == json!(SHORTAGE)
+            && line["redemption_id"] == json!(redemption_id)
+            && line["instrument_id"] == json!(bond)
+            && line["needed_minor"] == json!(300_000)
+            && line["level"] == json!("ERROR")
+            && line["service_name"] == json!("cfa")
+            && line["severity"] == json!("critical")
+    };
+    let what = format!("critical line of the redemption of {bond}");
+    platform
+        .until_logged(&what, |lines| lines.iter().any(is_alert))
+        .await;
+}
+
+/// Waits until the order has ended with its issue; asserts that the market then accepts neither an
+/// order nor a hold of units.
+async fn trading_has_ended(
+    platform: &Platform,
+    holder: &User,
+    bond: &str,
+    order: &str,
+    hold: &str,
+) {
+    let matured = json!("INSTRUMENT_MATURED");
+    let cancelled = json!("ORDER_STATUS_CANCELLED");
+    let request = json!({ "orderId": order });
+    let what = format!("order {order} to be cancelled");
+    let ended = platform.until(&what, "market.GetOrder", request, |answer| {
+        answer["order"]["status"] == cancelled
+    });
+    assert_eq!(ended.await["order"]["cancelReason"], matured);
+    let late = platform.place(holder, bond, "SELL", "100.00", "1").await;
+    assert_eq!(
+        (&late["status"], &late["cancelReason"]),
+        (&json!("ORDER_STATUS_REJECTED"), &matured)
+    );
+    let other = platform.trader().await;
+    let more = json!({ "holdId": hold, "undrawn": { "value": "3" } });
+    let open = json!({ "userId": other.id, "instrumentId": bond, "amount": { "value": "1" } });
+    for (user, name, request) in [
+        (holder, "market.AdjustTradingHold", more),
+        (&other, "market.OpenTradingHold", open),
+    ] {
+        let refused = platform.refused(&user.token(), name, request).await;
+        let message = "Instrument is not traded now";
+        refused.is(400, "failed_precondition", message, "INSTRUMENT_MATURED");
+    }
+}
+
 // rows: R097 R101 R102 R103 R104
+/// Needs a platform of its own, for the proof.
 #[test]
 fn r097_maturity_waits_for_the_money_then_pays_burns_and_notifies() {
     run(async {
-        let platform = platform().await;
-        let mut events = Events::open(platform).await;
+        let mut platform = Platform::start().await;
+        let mut events = Events::open(&platform).await;
         let holder = platform.trader().await;
-        let matures = OffsetDateTime::from_unix_timestamp(bank::now_s() + 15).expect("a time");
+        let matures = OffsetDateTime::from_unix_timestamp(bank::now_s() + 20).expect("a time");
         let matures = matures.format(&Rfc3339).expect("a text");
         let bond = platform.instrument(json!({ "maturesAt": matures })).await;
         let request = json!({ "instrumentId": bond });
@@ -309,9 +365,16 @@ fn r097_maturity_waits_for_the_money_then_pays_burns_and_notifies() {
             .ok(AUDITOR, "cfa.GetInstrument", request.clone())
             .await;
         platform.issue(&bond, &holder, "3").await;
+        // An order has one unit, the trading hold one more.
+        let hold = platform.trading_hold(&holder, &bond, "2").await;
+        let order = platform.place(&holder, &bond, "SELL", "100.00", "1").await;
+        assert_eq!(order["status"], json!("ORDER_STATUS_OPEN"), "{order}");
         // Due, and the issuer has no money: nothing is paid and nothing is burned.
-        let due = redemption_is(platform, &bond, "UNDERFUNDED").await;
+        let due = redemption_is(&platform, &bond, "UNDERFUNDED").await;
         assert_eq!(due["total"], amount("CFA-RUB", "3000.00"));
+        shortage_is_logged(&platform, &bond, &text(&due, "/redemptionId")).await;
+        let order = text(&order, "/orderId");
+        trading_has_ended(&platform, &holder, &bond, &order, &hold).await;
         let units = platform.balance(&holder.units(&bond)).await;
         assert_eq!(units, number(&json!("3")));
         assert_eq!(platform.balance(&holder.cash()).await, number(&Value::Null));
@@ -323,7 +386,7 @@ fn r097_maturity_waits_for_the_money_then_pays_burns_and_notifies() {
         platform.set_limit(&issuer, "DEPOSIT", "1000000.00").await;
         let intent = platform.intent(&issuer, "5000.00").await;
         platform.pay(&intent).await;
-        let done = redemption_is(platform, &bond, "FINALIZED").await;
+        let done = redemption_is(&platform, &bond, "FINALIZED").await;
         assert_eq!(done["redemptionId"], due["redemptionId"]);
         platform.balance_is(&holder.cash(), "3000.00").await;
         platform.balance_is(&issuer.cash(), "2000.00").await;
@@ -340,5 +403,7 @@ fn r097_maturity_waits_for_the_money_then_pays_burns_and_notifies() {
             (bond, text(&done, "/redemptionId"))
         );
         events.close().await;
+        platform.proof().await;
+        platform.stop().await;
     });
 }

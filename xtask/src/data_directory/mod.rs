@@ -1,8 +1,10 @@
 //! Makes a data folder for later versions to open (`tests/tests/data_formats.rs`): the stores of
-//! every service after a demonstration and a short load, with an open order.
+//! every service after a demonstration, a short load and the acts of `rows`, with an open order.
 //!
 //! The archive contains `data`, the folder, and `facts.json`: commands with their answers, which a
 //! later version must repeat.
+
+mod rows;
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +18,7 @@ use crate::shell;
 
 /// Limit of the archive, in bytes.
 const ARCHIVE_MAX: u64 = 2 << 20;
-/// Time limit of the settlement of all trades.
+/// Time limit of a state, for example the settlement of all trades.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Price of the open order, above all trades and within the band of the load's instrument.
 const OPEN_PRICE: &str = "190.00";
@@ -32,6 +34,14 @@ const READS: [&[&str]; 7] = [
     &["payout", "list"],
     &["order", "list", "--status", "OPEN"],
 ];
+
+/// Objects that the facts name.
+struct Filled {
+    /// Issue of the load.
+    instrument: String,
+    /// Extract from the register.
+    extract: String,
+}
 
 /// A running platform and its command line.
 struct Made<'a> {
@@ -50,9 +60,34 @@ impl Made<'_> {
         serde_json::from_str(&printed).with_context(|| format!("answer of {args:?}"))
     }
 
-    /// Issues, trades, redemptions and payouts, then trades of an issue that stays; returns that
-    /// issue.
-    fn fill(&self) -> anyhow::Result<String> {
+    /// Makes a call with this credential; returns its answer.
+    fn call(&self, token: &str, command: [&str; 2], request: &Value) -> anyhow::Result<Value> {
+        let [noun, verb] = command;
+        let data = request.to_string();
+        self.ask(&["--token", token, noun, verb, "--data", data.as_str()])
+    }
+
+    /// Repeats a read until it shows the awaited state.
+    fn until(
+        &self,
+        what: &str,
+        read: &[&str],
+        is_reached: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let answer = self.ask(read)?;
+            if is_reached(&answer) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "waited for {what}: {answer}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Issues, trades, redemptions and payouts, then trades of an issue that stays, and the acts of
+    /// `rows`.
+    fn fill(&self) -> anyhow::Result<Filled> {
         let trading = self.trading.as_str();
         self.ask(&["demo", "--connect", "--trading", trading])?;
         let load = ["load", "--trading", trading, "--rate", "200"];
@@ -62,50 +97,25 @@ impl Made<'_> {
         let trades = load["trades"].as_u64().unwrap_or_default();
         ensure!(trades > 0, "the load made no trades: {load}");
         self.until_settled()?;
+        let extract = self.make_rows()?;
         self.place(instrument)?;
-        Ok(instrument.to_owned())
+        Ok(Filled {
+            instrument: instrument.to_owned(),
+            extract,
+        })
     }
 
     /// Waits until the chain has all trades.
     fn until_settled(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let status = self.ask(&["settle", "status"])?;
-            if status["finalizedSequence"] == status["journalSequence"] {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "trades do not settle: {status}");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let is_settled = |status: &Value| status["finalizedSequence"] == status["journalSequence"];
+        self.until("settlement", &["settle", "status"], is_settled)
     }
 
     /// Offers a unit of a holder at a price above all bids.
     fn place(&self, instrument: &str) -> anyhow::Result<()> {
         let holders = self.ask(&["holders", "list", "--instrument-id", instrument])?;
-        let holder = holders.pointer("/holders/0/userId");
-        let holder = holder.and_then(Value::as_str).context("a holder")?;
-        let token = format!("sandbox.investor.{holder}");
-        let order = [
-            "--token",
-            token.as_str(),
-            "order",
-            "place",
-            "--user-id",
-            holder,
-            "--instrument-id",
-            instrument,
-            "--side",
-            "SELL",
-            "--type",
-            "LIMIT",
-            "--time-in-force",
-            "GTC",
-            "--price",
-            OPEN_PRICE,
-            "--quantity",
-            "1",
-        ];
-        let placed = self.ask(&order)?;
+        let holder = text(&holders, "/holders/0/userId")?;
+        let placed = self.order(&holder, instrument, "SELL", OPEN_PRICE)?;
         let status = placed.pointer("/order/status");
         ensure!(
             status == Some(&json!("ORDER_STATUS_OPEN")),
@@ -114,8 +124,26 @@ impl Made<'_> {
         Ok(())
     }
 
+    /// Places an order for one unit.
+    fn order(
+        &self,
+        user: &str,
+        instrument: &str,
+        side: &str,
+        price: &str,
+    ) -> anyhow::Result<Value> {
+        let order = json!({
+            "userId": user, "instrumentId": instrument, "side": format!("ORDER_SIDE_{side}"),
+            "type": "ORDER_TYPE_LIMIT", "timeInForce": "TIME_IN_FORCE_GTC",
+            "price": { "value": price }, "quantity": { "value": "1" },
+        });
+        let order = json!({ "order": order });
+        self.call(&investor(user), ["order", "place"], &order)
+    }
+
     /// The answers that a later version must repeat.
-    fn facts(&self, instrument: &str) -> anyhow::Result<Vec<Value>> {
+    fn facts(&self, filled: &Filled) -> anyhow::Result<Vec<Value>> {
+        let instrument = filled.instrument.as_str();
         let of_issue = |noun| {
             [
                 noun,
@@ -128,18 +156,37 @@ impl Made<'_> {
         };
         let (holders, trades) = (of_issue("holders"), of_issue("trade"));
         let money = ["holders", "list", "--instrument-id", "CFA-RUB"];
-        let reads = READS.into_iter();
-        let reads = reads.chain([&holders[..], &trades[..], &money[..]]);
-        let facts = reads.map(|command| {
-            let mut answer = self.ask(command)?;
-            // A page token is no fact.
-            if let Some(fields) = answer.as_object_mut() {
-                fields.remove("pagination");
-            }
-            Ok::<_, anyhow::Error>(json!({ "command": command, "answer": answer }))
-        });
-        facts.collect()
+        let extract = ["cfa", "audit", "--object-id", filled.extract.as_str()];
+        let reads = READS.into_iter().chain(rows::READS);
+        let reads = reads.chain([&holders[..], &trades[..], &money[..], &extract[..]]);
+        reads.map(|command| self.fact(command)).collect()
     }
+
+    /// A command with its answer, which lists something.
+    fn fact(&self, command: &[&str]) -> anyhow::Result<Value> {
+        let mut answer = self.ask(command)?;
+        let fields = answer.as_object_mut().context("an answer")?;
+        // A page token is no fact.
+        fields.remove("pagination");
+        let mut lists = fields.values().filter_map(Value::as_array);
+        ensure!(
+            lists.any(|rows| !rows.is_empty()),
+            "{command:?} lists nothing"
+        );
+        Ok(json!({ "command": command, "answer": answer }))
+    }
+}
+
+/// Credential of a user.
+fn investor(user: &str) -> String {
+    format!("sandbox.investor.{user}")
+}
+
+/// A text field of an answer.
+fn text(answer: &Value, pointer: &str) -> anyhow::Result<String> {
+    let found = answer.pointer(pointer).and_then(Value::as_str);
+    let found = found.with_context(|| format!("no text at {pointer}: {answer}"))?;
+    Ok(found.to_owned())
 }
 
 /// Makes `tests/data/NAME.tar.gz`. Builds the platform for release.
@@ -183,8 +230,8 @@ fn make(binary: &Path, folder: &Path) -> anyhow::Result<()> {
         url: format!("http://{}", address("all")?),
         trading: address("trading")?,
     };
-    let instrument = made.fill()?;
-    let facts = made.facts(&instrument)?;
+    let filled = made.fill()?;
+    let facts = made.facts(&filled)?;
     running.stop("INT")?;
     let facts = serde_json::to_string_pretty(&facts)?;
     std::fs::write(folder.join("facts.json"), facts)?;

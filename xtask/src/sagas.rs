@@ -1,0 +1,23 @@
+//! The sagas that `tests/tests/issue_sagas.rs` kills at each step.
+
+use crate::shell;
+
+/// Runs them on a debug build.
+///
+/// # Errors
+/// A saga does not end once, or the proof finds a difference.
+pub fn run() -> anyhow::Result<()> {
+    // Building the test `binary` of `node` builds the platform binary that the tests start.
+    let args = [
+        "test",
+        "--package",
+        "node",
+        "--package",
+        "tests",
+        "--test",
+        "binary",
+        "--test",
+        "issue_sagas",
+    ];
+    shell::run(&shell::root(), "cargo", &args)
+}
