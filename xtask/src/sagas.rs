@@ -7,17 +7,15 @@ use crate::shell;
 /// # Errors
 /// A saga does not end once, or the proof finds a difference.
 pub fn run() -> anyhow::Result<()> {
-    // Building the test `binary` of `node` builds the platform binary that the tests start.
-    let args = [
+    // With the features of `cargo test --workspace`, whose artifacts it reuses. Building the test
+    // `binary` of `node` builds the platform binary that the tests start.
+    let test = [
         "test",
-        "--package",
-        "node",
-        "--package",
-        "tests",
+        "--workspace",
         "--test",
         "binary",
         "--test",
         "issue_sagas",
     ];
-    shell::run(&shell::root(), "cargo", &args)
+    shell::run(&shell::root(), "cargo", &test)
 }

@@ -47,6 +47,7 @@ const SIGNATURE: &str = "{signature}";
 const CERTIFICATE: &str = "{certificate}";
 const AUTHORITIES: &str = "{ca}";
 
+/// Verifies with certified software, which has algorithms that [`signatures::CmsVerifier`] lacks.
 pub struct CommandVerifier {
     /// Program and arguments.
     command: Vec<String>,
