@@ -2,14 +2,17 @@
 // `100_00` is a hundred roubles in kopecks.
 #![allow(clippy::inconsistent_digit_grouping)]
 
+mod adoption;
 mod agreement;
 mod breaks;
+mod buybacks;
 mod coupons;
 mod crash;
 mod decisions;
 mod enforcement;
 mod extracts;
 mod faults;
+mod holders;
 mod holds;
 mod issue;
 mod issues;
@@ -27,6 +30,8 @@ mod record_date;
 mod records;
 mod recovery;
 mod redeem;
+mod redemption;
+mod redemption_faults;
 mod refund;
 mod repeats;
 mod roles;

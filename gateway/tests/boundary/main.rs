@@ -14,6 +14,7 @@ mod checkpoints;
 mod clock;
 mod crash;
 mod descriptors;
+mod disconnects;
 mod doubles;
 mod entered;
 mod feed;
@@ -22,16 +23,19 @@ mod forgetting;
 mod history;
 mod holds;
 mod kyc;
+mod login_answers;
 mod logins;
 mod look_ups;
 mod measured;
 mod money;
 mod orders;
+mod resend;
 mod rows;
 mod sessions;
 mod shares;
 mod shutdown;
 mod spinning;
+mod throttles;
 #[path = "../../../events/tests/common/victim.rs"]
 #[allow(dead_code, reason = "each test target uses its part")]
 mod victim;

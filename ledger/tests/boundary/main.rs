@@ -19,6 +19,8 @@ mod limits;
 mod operations;
 mod reads;
 mod refusals;
+mod refused_holds;
+mod refused_reads;
 mod requests;
 mod row_cache;
 mod rows;

@@ -39,6 +39,10 @@ mod proxy;
 mod reads;
 #[path = "../boundary/refusals.rs"]
 mod refusals;
+#[path = "../boundary/refused_holds.rs"]
+mod refused_holds;
+#[path = "../boundary/refused_reads.rs"]
+mod refused_reads;
 #[path = "../boundary/requests.rs"]
 mod requests;
 #[path = "../boundary/rows.rs"]
