@@ -68,8 +68,8 @@ pub struct ChainConfig {
     /// File with the value of the header `Authorization` for both nodes: `Bearer TOKEN` or
     /// `Basic BASE64`. Unset: no header.
     pub rpc_auth_file: Option<PathBuf>,
-    /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, created on
-    /// first start.
+    /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`. A missing
+    /// one is created for the embedded chain; with a remote node the start fails.
     pub operator_key_file: Option<PathBuf>,
     /// A remote signer with the method `eth_signTransaction` (Web3Signer) instead of a key file.
     /// Requires `operator_address`.
@@ -139,6 +139,12 @@ pub enum StartError {
     Io(#[from] std::io::Error),
     #[error("operator key file {0} contains no private key")]
     Key(PathBuf),
+    #[error(
+        "operator key file {0} is missing or empty, and a new key would own nothing on a remote \
+         chain: write the private key of the platform's account into it (64 hex digits), set \
+         chain.operator_key_file, or set chain.remote_signer_url and chain.operator_address"
+    )]
+    NoKey(PathBuf),
     /// Does not contain the URL, which may contain a password.
     #[error("chain.rpc_url, rpc_fallback_url or remote_signer_url: {0}")]
     Url(String),
@@ -293,7 +299,7 @@ fn signer(config: &ChainConfig) -> Result<(connector::Signer, String), StartErro
             .operator_key_file
             .clone()
             .unwrap_or_else(|| config.data_dir.join("operator.key"));
-        let key = load_or_create_key(&key_file)?;
+        let key = operator_key(&key_file, config.rpc_url.is_none())?;
         return Ok((connector::Signer::Key(key), key_file.display().to_string()));
     };
     let address = config.operator_address.as_deref().unwrap_or_default();
@@ -384,10 +390,14 @@ fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
     texts.iter().map(origin).collect()
 }
 
-fn load_or_create_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
+/// Reads the operator's key, or creates it for an embedded chain, which gives its account coins.
+fn operator_key(path: &Path, is_embedded: bool) -> Result<PrivateKeySigner, StartError> {
     let bytes = files::read_or_create(path, files::PRIVATE, || {
+        if !is_embedded {
+            return Err(StartError::NoKey(path.to_owned()));
+        }
         let key = PrivateKeySigner::random().to_bytes();
-        Ok::<_, StartError>(format!("0x{}\n", hex::encode(key)).into_bytes())
+        Ok(format!("0x{}\n", hex::encode(key)).into_bytes())
     })?;
     let text = String::from_utf8_lossy(&bytes);
     let key = text.trim().parse();

@@ -167,6 +167,7 @@ async fn remote_node_is_reached_by_the_same_connector() {
     let third = tempfile::tempdir().expect("folder");
     let config = ChainConfig {
         data_dir: third.path().to_owned(),
+        operator_key_file: Some(other.path().join("chain/operator.key")),
         chain_id: 1,
         rpc_url: Some(url),
         ..ChainConfig::default()

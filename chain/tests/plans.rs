@@ -13,7 +13,7 @@ use std::time::Duration;
 use alloy::consensus::{Transaction as _, TxEnvelope};
 use chain::contracts::Call;
 use chain::{Address, ChainConfig, ChainDeps, ChainHandle, start_chain};
-use common::Lab;
+use common::{Lab, make_key};
 use node::{CHAIN_ID, Node};
 use testkit::{eventually, plans};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,7 @@ const WAIT: Duration = Duration::from_secs(60);
 
 async fn start(folder: &Path, url: String, shutdown: &CancellationToken) -> ChainHandle {
     let log = events::Embedded::open(folder.join("log")).await;
+    make_key(folder);
     let config = ChainConfig {
         data_dir: folder.join("chain"),
         chain_id: CHAIN_ID,

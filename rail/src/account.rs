@@ -55,6 +55,13 @@ pub fn check(account: &str) -> Result<(), AccountError> {
     Ok(())
 }
 
+/// The account with `*` in place of all but its last four characters.
+pub fn masked(account: &str) -> String {
+    let hidden = account.chars().count().saturating_sub(4);
+    let shown = account.chars().skip(hidden);
+    std::iter::repeat_n('*', hidden).chain(shown).collect()
+}
+
 /// Sum of the last three digits of the BIC and the account with repeating weights 7, 1, 3.
 fn weighted(account: &[u8]) -> u32 {
     BIC.as_bytes()[6..]
@@ -85,5 +92,11 @@ mod tests {
         assert_eq!(check("4081781000000000000"), Err(AccountError::Length));
         assert_eq!(check("4081781000000000000x"), Err(AccountError::Length));
         assert_eq!(check("40817840000000000001"), Err(AccountError::Currency));
+    }
+
+    #[test]
+    fn a_masked_account_shows_its_last_four_digits() {
+        assert_eq!(masked("40817810299910004312"), "****************4312");
+        assert_eq!(masked(""), "");
     }
 }

@@ -159,9 +159,22 @@ impl Caller {
     }
 
     /// True for a platform service that acts by itself: not for an approved call, which is the act
-    /// of two persons.
+    /// of two persons, nor for a credential with a further role, which is a person's.
     pub fn acts_by_itself(&self) -> bool {
-        self.is_service() && self.approval.is_none()
+        self.roles == Roles::of(&[Role::Service]) && self.approval.is_none()
+    }
+
+    /// True if the caller sees the whole account of this user at the bank: the user itself, the
+    /// staff and services that pay to it or check it, and auditors (D32). Others see it masked.
+    pub fn sees_bank_account_of(&self, user_id: &str) -> bool {
+        let duty = [
+            Role::Operator,
+            Role::Treasury,
+            Role::Compliance,
+            Role::Auditor,
+            Role::Service,
+        ];
+        self.user_id.as_deref() == Some(user_id) || self.roles.intersects(Roles::of(&duty))
     }
 
     /// The named person of a credential, able to request and approve calls (D32). `None` for a
@@ -280,6 +293,36 @@ mod tests {
         assert_eq!(refused.message(), "This call needs an approval");
         let reason = status::reason(&refused);
         assert_eq!(reason.as_deref(), Some("APPROVAL_REQUIRED"));
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_a_service_with_a_further_role_does_not_act_by_itself() {
+        assert!(of(&[Role::Service], None).acts_by_itself());
+        for role in Role::ALL {
+            assert!(!of(&[role, Role::Operator, Role::Service], None).acts_by_itself());
+        }
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_only_the_user_and_staff_with_a_duty_see_a_bank_account() {
+        let investor = of(&[Role::Investor], Some("u1"));
+        assert!(investor.sees_bank_account_of("u1"));
+        assert!(!investor.sees_bank_account_of("u2"));
+        for role in [
+            Role::Operator,
+            Role::Treasury,
+            Role::Compliance,
+            Role::Auditor,
+            Role::Service,
+        ] {
+            assert!(of(&[role], None).sees_bank_account_of("u1"), "{role:?}");
+        }
+        let supervisor = of(&[Role::MarketSupervisor], None);
+        assert!(!supervisor.sees_bank_account_of("u1"));
+        let both = of(&[Role::Investor, Role::MarketSupervisor], Some("u1"));
+        assert!(both.sees_bank_account_of("u1") && !both.sees_bank_account_of("u2"));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub use connections::ConnectionBudget;
 pub use context::Context;
 pub use health::Health;
 pub use metrics::{MetricsHandle, metrics_init};
-pub use observe::Trailers;
+pub use observe::{Trailers, time_left};
 pub use rates::{CallRateConfig, CallRates, OverRate};
 pub use serve::{Limits, Service, serve};
 

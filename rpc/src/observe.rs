@@ -46,6 +46,8 @@ pub struct Trailers(pub HeaderMap);
 struct Scope {
     span: Span,
     correlation_id: Option<String>,
+    /// `None` for an HTTP read.
+    deadline: Option<Instant>,
 }
 
 tokio::task_local! {
@@ -57,6 +59,16 @@ pub(crate) fn header_correlation_id() -> Option<String> {
         .try_with(|scope| scope.correlation_id.clone())
         .ok()
         .flatten()
+}
+
+/// Time until the deadline of the RPC whose handler runs in this task. `None` outside of an RPC, as
+/// in a sweep.
+///
+/// A handler that waits answers before its deadline: at the deadline it is dropped, and its caller
+/// gets `DEADLINE_EXCEEDED` for what may have taken effect.
+pub fn time_left() -> Option<Duration> {
+    let deadline = SCOPE.try_with(|scope| scope.deadline).ok().flatten();
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
 pub(crate) fn record_context(context: &Context) {
@@ -94,15 +106,19 @@ pub(crate) async fn observe(
 ) -> Response {
     let path = request.uri().path().to_owned();
     let method = label(&path);
-    let scope = scope_of(service_of(&path), method, &request);
+    let started = Instant::now();
+    let asked = timeout_of(request.headers());
+    let first = asked.unwrap_or(Duration::from_millis(DEADLINE_MS_DEFAULT));
+    let scope = Scope {
+        deadline: started.checked_add(first),
+        ..scope_of(service_of(&path), method, &request)
+    };
     let call = Call {
         method,
         span: scope.span.clone(),
-        started: Instant::now(),
+        started,
         finished: false,
     };
-    let asked = timeout_of(request.headers());
-    let first = asked.unwrap_or(Duration::from_millis(DEADLINE_MS_DEFAULT));
     let single = bounds
         .contract
         .method(&path)
@@ -177,6 +193,7 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
     Scope {
         span,
         correlation_id,
+        deadline: None,
     }
 }
 

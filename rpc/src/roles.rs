@@ -36,6 +36,10 @@ pub const STAFF: &[Role] = &[
     Service,
 ];
 
+/// Staff and services that may read the accounts of users at the bank, which these records contain
+/// (`Caller::sees_bank_account_of`).
+const ACCOUNTS: &[Role] = &[Operator, Treasury, Compliance, Auditor, Service];
+
 /// All roles; users see only their own objects.
 const EVERYONE: &[Role] = &[
     Investor,
@@ -179,12 +183,12 @@ const TABLE: &[(&str, Rows)] = &[
             ("CancelPayout", MONEY),
             ("GetPayout", EVERYONE),
             ("ListPayouts", EVERYONE),
-            ("ListReceipts", STAFF),
+            ("ListReceipts", ACCOUNTS),
             ("AssignReceipt", MONEY),
             ("RefundReceipt", MONEY),
             ("Reconcile", MONEY),
             ("GetLatestReport", STAFF),
-            ("ListAuditRecords", STAFF),
+            ("ListAuditRecords", ACCOUNTS),
         ],
     ),
     (
@@ -239,7 +243,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("SetLimit", DUTY),
             ("BlockUser", DUTY),
             ("UnblockUser", DUTY),
-            ("ListAuditRecords", STAFF),
+            ("ListAuditRecords", ACCOUNTS),
         ],
     ),
     (

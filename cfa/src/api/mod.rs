@@ -32,7 +32,7 @@ use crate::repo::OperationFilter;
 use crate::service::compare::OWNER;
 use crate::service::{
     IssueInvestment, NewExtract, NewForcedTransfer, NewFreeze, NewOffer, NewRedemption,
-    NewSignature, NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service,
+    NewSignature, NewTransfer, OperationResult, RedeemInvestment, RequestMeta, Service, call_wait,
 };
 use convert::to_status;
 
@@ -960,7 +960,7 @@ impl CfaRegistryService for Api {
             reason,
             may_be_early: caller.is_service(),
             instrument_id: message.instrument_id,
-            wait: OPERATIONS_WAIT,
+            wait: OPERATIONS_WAIT.min(call_wait()),
         };
         let started = self.service.start_redemption(&context, new).await;
         // Issues have no call terms, so an early redemption takes two persons (`design.md` 10).
@@ -1126,7 +1126,8 @@ impl CfaRegistryService for Api {
     ) -> Answer<pb::GetTradeBatchResponse> {
         let message = request.into_inner();
         rpc::context::record_read_context(message.context);
-        let wait = Duration::from_millis(u64::from(message.wait_ms.min(BATCH_WAIT_MS_MAX)));
+        let wait = message.wait_ms.min(BATCH_WAIT_MS_MAX);
+        let wait = Duration::from_millis(u64::from(wait)).min(call_wait());
         let batch = self
             .service
             .trade_batch(&message.batch_id, wait)

@@ -202,8 +202,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Reserves units of the issue's limit; false if they exceed it. Safe under concurrency,
-    /// because the store has one writer (R027).
+    /// Reserves units of the issue's limit, without one of 64 bits; false if they exceed it. Safe
+    /// under concurrency, because the store has one writer (R027).
     pub async fn reserve_issue_in_tx(
         &self,
         tx: &mut Tx,
@@ -212,7 +212,8 @@ impl Repo {
     ) -> Result<bool, Error> {
         let done = sqlx::query(
             "UPDATE instrument SET issued_minor = issued_minor + $2
-             WHERE instrument_id = $1 AND (issue_limit_minor IS NULL OR issued_minor + $2 <= issue_limit_minor)",
+             WHERE instrument_id = $1
+             AND issued_minor <= COALESCE(issue_limit_minor, 9223372036854775807) - $2",
         )
         .bind(instrument_id)
         .bind(units_minor)

@@ -17,7 +17,7 @@
 use types::derived;
 
 use super::workers::log_failure;
-use super::{RequestMeta, Service};
+use super::{RequestMeta, Service, call_wait};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -186,7 +186,8 @@ impl Service {
         Ok(tx.commit().await?)
     }
 
-    /// Restarts a coupon whose funding or part the chain has reverted. True for a repeat.
+    /// Restarts a coupon whose funding or part the chain has reverted. True for a repeat. Returns
+    /// the coupon as it is after `call_wait`; the sweep continues.
     ///
     /// # Errors
     /// `CouponNotFound`; `OperationState` unless it is FAILED.
@@ -209,8 +210,11 @@ impl Service {
         }
         drop(lock);
         if !is_repeat {
-            let driven = self.drive_coupon(instrument_id, number).await;
-            log_failure("coupon", instrument_id, driven.map(|_| ()));
+            let driven = self.drive_coupon(instrument_id, number);
+            // The end of the wait cancels a step as a crash would: every step is idempotent.
+            if let Ok(driven) = tokio::time::timeout(call_wait(), driven).await {
+                log_failure("coupon", instrument_id, driven.map(|_| ()));
+            }
         }
         let coupon = self.repo.coupon(instrument_id, number).await?;
         Ok((coupon.ok_or(Refusal::CouponNotFound)?, is_repeat))

@@ -4,8 +4,6 @@
 //! so a crash between the two repeats the step. This is safe, because the keys of ledger
 //! operations, payouts and chain submissions derive from the operation's id.
 
-use std::time::Duration;
-
 use events::{Event, Tx};
 use futures::{StreamExt, stream};
 use service_clients::ledger::{Operation as LedgerOperation, Posting};
@@ -13,7 +11,7 @@ use service_clients::{CallError, OperationType, PaymentStatus, caused_by};
 use types::{Amount, Minor, derived, subaccount};
 
 use super::workers::log_failure;
-use super::{PEER_CALLS, Service, unsigned};
+use super::{PEER_CALLS, Service, call_wait, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -25,8 +23,6 @@ use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, LimitReservation, Payout, Step};
 use chain::{Action, Address, ChainError, ReceiptStatus, TxHash};
 
-/// Longest wait for a mint-back before the next sweep checks again.
-const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
 /// Limit of reservations that a sweep ends.
 const LIMITS_PER_SWEEP: i64 = 500;
@@ -566,7 +562,7 @@ impl Service {
         let submitted = self.chain.submit(&key, &action.call()).await?;
         let receipt = self
             .chain
-            .wait_receipt(&submitted.tx_hash, MINT_BACK_WAIT)
+            .wait_receipt(&submitted.tx_hash, call_wait())
             .await?
             .ok_or(Error::Unavailable("Blockchain"))?;
         match receipt.status {

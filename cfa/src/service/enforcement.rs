@@ -25,7 +25,7 @@ use types::{Decimal, derived, subaccount};
 
 use super::issue::{replayed, same_terms};
 use super::workers::log_failure;
-use super::{OperationResult, RequestMeta, Service, units, unsigned};
+use super::{OperationResult, RequestMeta, Service, call_wait, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -43,10 +43,6 @@ const LIFT: &str = "LiftFreeze";
 const FREEZES_MAX: i64 = 100;
 /// Limit of freezes per sweep.
 const SWEEP_MAX: i64 = 100;
-/// Longest wait of a step for the market. The sweep retries.
-const MARKET_WAIT: Duration = Duration::from_secs(8);
-/// Longest wait of a call for the contract. The sweep continues.
-const RECEIPT_WAIT: Duration = Duration::from_secs(8);
 const HEALTH_PART: &str = "enforcement";
 
 /// Arguments of `freeze_units`.
@@ -501,7 +497,7 @@ impl Service {
     /// Executes the steps of a freeze, or leaves them to the sweep. Returns the stored act, or the
     /// refusal of the ledger that has deleted it.
     async fn step_best_effort(&self, act_id: &str) -> Result<EnforcementAct, Error> {
-        let stepped = self.step_freeze(act_id, RECEIPT_WAIT, true).await;
+        let stepped = self.step_freeze(act_id, call_wait(), true).await;
         match (self.repo.act(act_id).await?, stepped) {
             (Some(act), stepped) => {
                 log_failure("freeze", act_id, stepped);
@@ -644,7 +640,7 @@ impl Service {
         };
         let market = &self.peers.market;
         let called = market.cancel_orders(&context, &key, &act.holder_id, instrument_id);
-        match tokio::time::timeout(MARKET_WAIT, called).await {
+        match tokio::time::timeout(call_wait(), called).await {
             Err(_) => Err(Error::Unavailable(MARKET)),
             // The market does not trade the instrument.
             Ok(Err(error)) if error.is_not_found() => Ok(()),

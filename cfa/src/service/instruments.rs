@@ -1,13 +1,11 @@
 //! Life cycle of an issue: registration with its token contract, changes, halts (specification 1.1,
 //! 2.3, 4.1; D07, T32).
 
-use std::time::Duration;
-
 use events::calls::CallKey;
 use types::{Decimal, DecimalError, InstrumentId, InstrumentParams, InstrumentSpec, SpecError};
 
 use super::decision::{DRAFTS_MAX, check_immutable, document_hash};
-use super::{RequestMeta, Service, units};
+use super::{RequestMeta, Service, call_wait, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -20,8 +18,6 @@ use crate::plan;
 use chain::contracts::id_hash;
 use chain::{Action, Address, ReceiptStatus, Terms, TokenCode, TxHash, Version};
 
-/// Longest wait of ActivateInstrument for the contract before it returns a DRAFT.
-const DEPLOY_WAIT: Duration = Duration::from_secs(8);
 const CURRENCY: &str = "RUB";
 /// Limit of the coupons of an issue.
 const COUPONS_MAX: usize = 1_000;
@@ -316,7 +312,7 @@ impl Service {
             let submitted = self.chain.submit(&key, &action.call()).await?;
             // The deployment is submitted; nothing of it is recorded.
             failpoint::reach("cfa.token_submitted");
-            let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+            let receipt = self.chain.wait_receipt(&submitted.tx_hash, call_wait());
             let Some(receipt) = receipt.await? else {
                 return Ok(None);
             };
@@ -352,7 +348,7 @@ impl Service {
         let action = Action::SetTerms { token, terms };
         let key = format!("instrument:{instrument_id}:terms");
         let submitted = self.chain.submit(&key, &action.call()).await?;
-        let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+        let receipt = self.chain.wait_receipt(&submitted.tx_hash, call_wait());
         match receipt.await?.map(|receipt| receipt.status) {
             None => Ok(false),
             Some(ReceiptStatus::Success) => Ok(true),

@@ -23,7 +23,7 @@ use std::time::Duration;
 use types::derived;
 
 use super::workers::log_failure;
-use super::{RequestMeta, Service};
+use super::{RequestMeta, Service, call_wait};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -53,7 +53,8 @@ pub struct NewRedemption {
 
 impl Service {
     /// Starts the redemption of an issue, or restarts a failed one under a new key. A repeat of the
-    /// key returns the stored redemption and true.
+    /// key returns the stored redemption and true. A call returns the redemption as it is after
+    /// `call_wait`; the sweep continues.
     ///
     /// # Errors
     /// Before any change: `RedemptionExists`, `InstrumentNotActive`, `NominalMissing`,
@@ -256,17 +257,20 @@ impl Service {
         &self,
         redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
-        match self.drive_redemption(&redemption.redemption_id).await {
-            Ok(redemption) => Ok(redemption),
-            Err(error) => {
-                tracing::warn!(redemption_id = redemption.redemption_id, %error, "redemption is left to the sweep");
-                Ok(self
-                    .repo
-                    .redemption_head(&redemption.redemption_id)
-                    .await?
-                    .unwrap_or(redemption))
+        let redemption_id = &redemption.redemption_id;
+        let driven = self.drive_redemption(redemption_id);
+        // The sweep has no deadline.
+        let wait = rpc::time_left().map_or(Duration::MAX, |_| call_wait());
+        // The end of the wait cancels a step as a crash would: every step is idempotent.
+        match tokio::time::timeout(wait, driven).await {
+            Ok(Ok(redemption)) => return Ok(redemption),
+            Ok(Err(error)) => {
+                tracing::warn!(redemption_id, %error, "redemption is left to the sweep");
             }
+            Err(_) => tracing::info!(redemption_id, "redemption under way is left to the sweep"),
         }
+        let stored = self.repo.redemption_head(redemption_id).await?;
+        Ok(stored.unwrap_or(redemption))
     }
 
     async fn stop_trading(&self, meta: &RequestMeta, instrument: Instrument) -> Result<(), Error> {

@@ -55,6 +55,7 @@ pub mod workers;
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use events::Tx;
 use events::calls::{Answered, CallKey};
@@ -85,6 +86,18 @@ pub use transfer::NewTransfer;
 
 /// Concurrent calls to a peer when each party of a batch needs one.
 const PEER_CALLS: usize = 8;
+
+/// Longest wait of a call for the chain or a peer. The sweep continues.
+const CALL_WAIT: Duration = Duration::from_secs(8);
+/// Part of a call's deadline that is left for its answer after a wait.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
+/// How long the current call may still wait: at most `CALL_WAIT`, and until shortly before its
+/// deadline. Outside of a call, `CALL_WAIT`.
+pub fn call_wait() -> Duration {
+    let left = rpc::time_left().map(|left| left.saturating_sub(ANSWER_TIME));
+    left.map_or(CALL_WAIT, |left| left.min(CALL_WAIT))
+}
 
 /// Metadata of a call: idempotency key, correlation id and caller.
 #[derive(Debug, Clone)]

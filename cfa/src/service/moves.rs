@@ -34,7 +34,7 @@ use chain::{Action, Address, Grant, Receipt, ReceiptStatus, RoleSet, TokenCode, 
 use super::instruments::chain_terms;
 use super::registry::{block_time_us, parse_token};
 use super::workers::log_failure;
-use super::{RequestMeta, Service, unsigned};
+use super::{RequestMeta, Service, call_wait, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -45,15 +45,13 @@ use crate::peers::SOURCE;
 const MOVE: &str = "MoveHolders";
 /// Holders per transaction. The gas limit of more of them is above that of a transaction.
 const PART: i64 = 100;
-/// Longest wait of MoveHolders. The sweep continues.
-const CALL_WAIT: Duration = Duration::from_secs(8);
 /// Repeated reads of a supply that moves between two tokens.
 const SUPPLY_READS: usize = 3;
 const HEALTH_PART: &str = "holder moves";
 
 impl Service {
     /// Starts a move of all holders of an issue, or continues one whose transactions have reverted
-    /// as often as the sweep tries. Returns it as it is after `CALL_WAIT`; the sweep continues.
+    /// as often as the sweep tries. Returns it as it is after `call_wait`; the sweep continues.
     /// True for a repeat.
     ///
     /// # Errors
@@ -81,9 +79,10 @@ impl Service {
         };
         self.record_move(meta, &of, is_asked, reason).await?;
         drop(lock);
-        let driven = self.drive_move(&of.move_id, CALL_WAIT, is_asked);
+        let wait = call_wait();
+        let driven = self.drive_move(&of.move_id, wait, is_asked);
         // The end of the wait cancels a step as a crash would: every step is idempotent.
-        if let Ok(driven) = tokio::time::timeout(CALL_WAIT, driven).await {
+        if let Ok(driven) = tokio::time::timeout(wait, driven).await {
             log_failure("move of holders", &of.move_id, driven.map(drop));
         }
         Ok((self.require_move(&of.move_id).await?, false))

@@ -16,7 +16,6 @@
 //! does not delay the sweep.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use futures::future::join_all;
 use service_clients::ledger::{HoldChange, HoldStep};
@@ -24,7 +23,7 @@ use service_clients::{LedgerClient, caused_by};
 use types::derived;
 
 use super::workers::log_failure;
-use super::{PEER_CALLS, RequestMeta, Service};
+use super::{PEER_CALLS, RequestMeta, Service, call_wait};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::failpoint;
@@ -40,14 +39,12 @@ const STEPS_PER_ROUND: usize = 20;
 const SCREENED_AT_ONCE: i64 = 100;
 /// Payments per ledger call of the release.
 const RELEASED_AT_ONCE: i64 = 500;
-/// Longest wait of ClosePlacement. The sweep continues what is left.
-const CLOSE_WAIT: Duration = Duration::from_secs(8);
 /// Reason in the ledger of a payment that is released.
 const NOT_ALLOTTED: &str = "Subscription NOT_ALLOTTED";
 
 impl Service {
     /// Closes a placement whose period has ended, or continues. Returns it, and true if it had
-    /// ended before. A step that fails, or that is not done after `CLOSE_WAIT`, is left to the
+    /// ended before. A step that fails, or that is not done after `call_wait`, is left to the
     /// sweep.
     ///
     /// # Errors
@@ -71,7 +68,7 @@ impl Service {
         }
         let driven = self.drive_placement(instrument_id, &meta.actor, true);
         // The end of the wait cancels a step as a crash would: every step is idempotent.
-        if let Ok(driven) = tokio::time::timeout(CLOSE_WAIT, driven).await {
+        if let Ok(driven) = tokio::time::timeout(call_wait(), driven).await {
             if driven.is_ok() {
                 self.health.set_ok(&health_part(instrument_id));
             }

@@ -139,6 +139,55 @@ async fn r306_an_issue_has_at_most_18_decimals() {
     world.stop().await;
 }
 
+/// Amounts have 64 bits of minor units, of an issue with 18 decimals 9.2 units.
+// rows: R027 R306
+#[tokio::test(flavor = "multi_thread")]
+async fn r306_the_largest_amount_is_issued_and_one_more_minor_unit_is_refused() {
+    const LARGEST: &str = "9.223372036854775807";
+    const ABOVE: &str = "9.223372036854775808";
+    const ONE_MORE: &str = "0.000000000000000001";
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let fine = |symbol: &'static str, limit: Option<&'static str>| {
+        move |request: &mut pb::RegisterInstrumentRequest| {
+            request.symbol = symbol.into();
+            request.decimals = 18;
+            request.issue_limit = limit.and_then(decimal);
+        }
+    };
+    let refused = world.register(fine("BOND-1", Some(ABOVE))).await;
+    assert_eq!(
+        refused.expect_err("above 64 bits").message(),
+        "issue_limit: is too large"
+    );
+    for (symbol, limit) in [("BOND-1", Some(LARGEST)), ("BOND-2", None)] {
+        let registered = world.register(fine(symbol, limit)).await;
+        registered.expect("registered");
+        let above = issue_request(symbol, "alice", ABOVE, None);
+        let refused = world.cfa.issue_investment_cfa(above).await;
+        assert_eq!(
+            refused.expect_err("above 64 bits").message(),
+            "amount.amount: is too large"
+        );
+        world.issue(symbol, "alice", LARGEST).await;
+        let tokens = world.tokens(symbol, "alice").await;
+        assert_eq!(tokens, u128::from(i64::MAX.unsigned_abs()));
+        let account = format!("alice:{symbol}");
+        world.balance_becomes(&account, LARGEST).await;
+        let more = issue_request(symbol, "bob", ONE_MORE, None);
+        let more = world.cfa.issue_investment_cfa(more).await;
+        let more = more.expect("a result").into_inner().operation;
+        assert_eq!(
+            more.expect("operation").rejection_reason(),
+            RejectionReasonCode::IssueLimitExceeded,
+            "{symbol}"
+        );
+        assert_eq!(world.instrument(symbol).await.issued, decimal(LARGEST));
+        assert_eq!(world.supply(symbol).await, LARGEST);
+    }
+    world.stop().await;
+}
+
 // rows: R027 R092 R307
 #[tokio::test(flavor = "multi_thread")]
 async fn r027_issue_limit_holds_under_concurrency() {

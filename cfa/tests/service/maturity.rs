@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use proto::cfa::v1 as pb;
 use proto::common::v1::{OperationStatus, OperationType, PaginationRequest};
@@ -78,6 +79,36 @@ fn start() -> pb::StartRedemptionRequest {
         record_date: None,
         reason: pb::RedemptionReason::Buyback.into(),
     }
+}
+
+/// The chain makes no block. The call answers before its deadline, and the sweep continues.
+// rows: R098
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_a_redemption_answers_within_the_deadline_of_its_call_while_the_chain_stands() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "1").await;
+    world.deposit("issuer", "1000.00").await;
+    world.stop_sealing().await;
+    let first = start();
+    let mut timed = tonic::Request::new(first.clone());
+    timed.set_timeout(Duration::from_secs(3));
+    let started = world.cfa.start_redemption(timed).await;
+    let started = started.expect("answered in time").into_inner();
+    let under_way = started.redemption.expect("redemption");
+    assert_eq!(under_way.status(), pb::RedemptionStatus::Snapshot);
+    let repeat = world.cfa.start_redemption(first).await.expect("repeated");
+    assert_eq!(repeat.into_inner().redemption, Some(under_way));
+    world.stop().await;
+    // The next start has a sealer, and sends the transaction that its pool lost.
+    let mut world = World::start(folder.path()).await;
+    world.resume_operations().await;
+    let done = redemption(&mut world).await;
+    assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
+    let paid = world.balance("alice:CFA-RUB").await;
+    assert_eq!(paid.balance.to_string(), "1000.00");
+    world.stop().await;
 }
 
 // rows: R010 R098 R312

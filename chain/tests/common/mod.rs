@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alloy::consensus::TxEnvelope;
+use alloy::signers::local::PrivateKeySigner;
 use chain::contracts::Call;
 use chain::{
     Action, Address, ChainConfig, ChainDeps, ChainError, ChainHandle, Connector, Receipt,
@@ -186,13 +187,17 @@ pub async fn start_on(folder: &Path, chain: &impl Evm) -> Running {
         rpc_url: chain.url(),
         ..ChainConfig::default()
     };
+    if config.rpc_url.is_some() {
+        make_key(folder);
+    }
     let running = start(folder, config).await;
     chain.fund(running.handle.connector().operator()).await;
     running
 }
 
-/// Settings for a node, with short pauses.
+/// Settings for a node, with short pauses. Creates the operator's key.
 pub async fn config(folder: &Path, node: &impl Lab) -> ChainConfig {
+    make_key(folder);
     ChainConfig {
         data_dir: folder.join("chain"),
         chain_id: node.chain_id(),
@@ -279,6 +284,21 @@ pub async fn mined_in(node: &impl Lab, key: &str) -> u64 {
 
 pub fn key_file(folder: &Path) -> PathBuf {
     folder.join("chain/operator.key")
+}
+
+/// Creates the operator's key, unless the folder has one.
+pub fn make_key(folder: &Path) {
+    let file = key_file(folder);
+    if !file.exists() {
+        std::fs::create_dir_all(folder.join("chain")).expect("folder");
+        write_key(&file);
+    }
+}
+
+/// Writes a new key.
+pub fn write_key(file: &Path) {
+    let key = PrivateKeySigner::random().to_bytes();
+    std::fs::write(file, hex::encode(key)).expect("written");
 }
 
 /// The reason of an expected `Unavailable`.

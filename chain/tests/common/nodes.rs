@@ -300,6 +300,7 @@ pub async fn a_remote_signer_signs_without_a_key_file(node: &impl Lab) {
         operator_address: Some(address.to_string()),
         ..config(folder.path(), node).await
     };
+    std::fs::remove_file(key_file(folder.path())).expect("removed");
     let chain = start_funded(folder.path(), config.clone(), node).await;
     assert_eq!(chain.handle.connector().operator(), address);
     let sent = chain.submit("first").await;
@@ -466,7 +467,7 @@ pub async fn a_nonce_that_a_reorganisation_freed_is_filled(node: &impl Lab) {
         confirmations: 5,
         ..config(folder.path(), node).await
     };
-    // Creates the key.
+    // Gives the account coins.
     let chain = start_funded(folder.path(), config.clone(), node).await;
     chain.stop().await;
     let head = node.head().await;

@@ -9,6 +9,8 @@ mod start;
 mod stuck;
 
 use chain::{ChainConfig, ChainError, StartError};
-use common::{MOMENT, WAIT, call, config, executions, key_file, nodes, start, try_start, until};
+use common::{
+    MOMENT, WAIT, call, config, executions, key_file, nodes, start, try_start, until, write_key,
+};
 use node::{CHAIN_ID, Node};
 use testkit::eventually;

@@ -26,7 +26,7 @@ async fn another_key_than_that_of_the_store_is_refused() {
     let chain = start(folder.path(), config.clone()).await;
     let operator = chain.handle.connector().operator().to_string();
     chain.stop().await;
-    std::fs::remove_file(key_file(folder.path())).expect("removed");
+    write_key(&key_file(folder.path()));
     let refused = try_start(folder.path(), config).await.err();
     let text = format!("{refused:?}");
     let Some(StartError::Chain(ChainError::OtherOperator { configured, stored })) = refused else {
@@ -34,6 +34,35 @@ async fn another_key_than_that_of_the_store_is_refused() {
     };
     assert_eq!(stored, operator);
     assert_ne!(configured, operator);
+}
+
+/// A new key would own none of the contracts and have no coins.
+// rows: R020
+#[tokio::test(flavor = "multi_thread")]
+async fn r020_no_key_is_made_for_a_remote_chain() {
+    let folder = tempfile::tempdir().expect("folder");
+    let node = Node::new(0);
+    let config = config(folder.path(), &node).await;
+    let file = key_file(folder.path());
+    for empty in [false, true] {
+        std::fs::remove_file(&file).expect("removed");
+        if empty {
+            std::fs::write(&file, "").expect("written");
+        }
+        let refused = try_start(folder.path(), config.clone()).await.err();
+        let text = refused.expect("no key").to_string();
+        let named = format!("operator key file {} is missing or empty", file.display());
+        assert!(text.starts_with(&named), "{text}");
+        for way in ["64 hex digits", "chain.remote_signer_url"] {
+            assert!(text.contains(way), "{text}");
+        }
+        if !empty {
+            assert!(!file.exists(), "a key was made");
+            write_key(&file);
+        }
+    }
+    write_key(&file);
+    start(folder.path(), config).await.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -58,9 +58,7 @@ impl Writer {
                 user_id: user_id.as_str().into(),
                 digest,
             },
-            // An approved call is the act of two persons, and one with further roles a person's.
-            is_service: caller.acts_by_itself()
-                && caller.roles == rpc::Roles::of(&[rpc::Role::Service]),
+            is_service: caller.acts_by_itself(),
             subject: caller.subject.clone(),
             context,
         }

@@ -6,6 +6,7 @@ use proto::{
     payments::v1 as pb,
 };
 use rail::Rub;
+use rpc::Caller;
 use tonic::Status;
 use types::PaymentStatus;
 
@@ -110,6 +111,15 @@ pub fn payout(payout: &Payout) -> pb::Payout {
         stopped_reason: payout.stopped.clone().unwrap_or_default(),
         refunds_receipt_id: payout.refunds_receipt.clone().unwrap_or_default(),
     }
+}
+
+/// The payout as the caller sees it: who need not know the account gets it masked.
+pub fn payout_for(caller: &Caller, found: &Payout) -> pb::Payout {
+    let mut shown = payout(found);
+    if !caller.sees_bank_account_of(&found.user_id) {
+        shown.bank_account = rail::account::masked(&found.bank_account);
+    }
+    shown
 }
 
 pub fn report(report: &Report) -> pb::ReconcileReport {

@@ -50,7 +50,8 @@ async fn payout(
         .map_err(|error| Status::from(Fault::from(error)))?
         .ok_or_else(|| Status::from(Fault::PayoutNotFound))?;
     caller.require_user(&found.user_id)?;
-    Ok(resource(&convert::payout(&found), "dfa.payments.v1.Payout"))
+    let shown = convert::payout_for(&caller, &found);
+    Ok(resource(&shown, "dfa.payments.v1.Payout"))
 }
 
 async fn latest_report(State(gateway): State<Arc<Gateway>>) -> Result<Json, HttpError> {

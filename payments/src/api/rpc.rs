@@ -209,9 +209,10 @@ impl PaymentsService for Api {
             .await
             .map_err(Fault::from)?
             .ok_or(Fault::PayoutNotFound)?;
-        rpc::caller(&request)?.require_user(&found.user_id)?;
+        let caller = rpc::caller(&request)?;
+        caller.require_user(&found.user_id)?;
         Ok(Response::new(pb::GetPayoutResponse {
-            payout: Some(convert::payout(&found)),
+            payout: Some(convert::payout_for(caller, &found)),
         }))
     }
 
@@ -219,8 +220,9 @@ impl PaymentsService for Api {
         &self,
         request: Request<pb::ListPayoutsRequest>,
     ) -> Result<Response<pb::ListPayoutsResponse>, Status> {
-        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let caller = rpc::caller(&request)?.clone();
         let ask = request.into_inner();
+        caller.require_user(&ask.user_id)?;
         rpc::context::record_read_context(ask.context);
         let status = status_filter(ask.status)?;
         let filter_hash = page::filter_hash(&[&ask.user_id, status]);
@@ -236,8 +238,9 @@ impl PaymentsService for Api {
             created_us: row.created_at_us,
             id: row.payout_id.clone(),
         });
+        let shown = |row| convert::payout_for(&caller, row);
         Ok(Response::new(pb::ListPayoutsResponse {
-            payouts: rows.iter().map(convert::payout).collect(),
+            payouts: rows.iter().map(shown).collect(),
             pagination: Some(pagination),
         }))
     }

@@ -149,6 +149,41 @@ async fn r123_a_repeated_key_returns_its_payout() {
     world.stop().await;
 }
 
+// rows: R123 R333
+#[tokio::test]
+async fn r333_market_supervisors_see_no_whole_account_of_a_payout() {
+    let world = World::start().await;
+    let whole = valid_account();
+    let masked = account::masked(&whole);
+    world.initiate("po-1", "10.00", &whole).await;
+    let own = format!("investor.{ALICE}");
+    for (caller, seen) in [
+        ("operator", &whole),
+        ("treasury", &whole),
+        ("compliance", &whole),
+        ("service", &whole),
+        (own.as_str(), &whole),
+        ("auditor", &whole),
+        ("market-supervisor", &masked),
+    ] {
+        let mut client = world.payments_as(&format!("sandbox.{caller}"));
+        let ask = wire::GetPayoutRequest {
+            context: None,
+            payout_id: "po-1".into(),
+        };
+        let read = client.get_payout(ask).await.unwrap();
+        let payout = read.into_inner().payout.unwrap();
+        assert_eq!(&payout.bank_account, seen, "{caller}");
+        let ask = wire::ListPayoutsRequest {
+            user_id: ALICE.into(),
+            ..Default::default()
+        };
+        let listed = client.list_payouts(ask).await.unwrap();
+        assert_eq!(listed.into_inner().payouts, [payout], "{caller}");
+    }
+    world.stop().await;
+}
+
 // rows: R123
 #[tokio::test]
 async fn r123_concurrent_calls_with_one_key_record_one_payout() {

@@ -231,6 +231,42 @@ const WITHDRAWAL: common::LimitType = common::LimitType::Withdrawal;
 const TRADING: common::LimitType = common::LimitType::Trading;
 const INVESTMENT: common::LimitType = common::LimitType::Investment;
 
+// rows: R016 R333
+#[tokio::test]
+async fn r333_market_supervisors_see_no_whole_bank_account() {
+    let world = World::start(|_| ()).await;
+    let made = world.create("alice").await;
+    let whole = made.bank_account.as_str();
+    let masked = "****************4312";
+    let ask = wire::GetUserProfileRequest {
+        context: None,
+        user_id: "alice".into(),
+    };
+    for (role, seen) in [
+        ("operator", whole),
+        ("treasury", whole),
+        ("compliance", whole),
+        ("service", whole),
+        ("auditor", whole),
+        ("market-supervisor", masked),
+    ] {
+        let mut client = world.client_as(&format!("sandbox.{role}"));
+        let read = client.get_user_profile(ask.clone()).await.unwrap();
+        let profile = read.into_inner().profile.unwrap();
+        assert_eq!(profile.bank_account, seen, "{role}");
+        let listed = client.list_users(wire::ListUsersRequest::default()).await;
+        assert_eq!(listed.unwrap().into_inner().users, [profile], "{role}");
+        let records = wire::ListAuditRecordsRequest::default();
+        let records = client.list_audit_records(records).await;
+        // The record of a created user has the account.
+        assert_eq!(records.is_ok(), seen == whole, "{role}: {records:?}");
+    }
+    let mut own = world.client_as("sandbox.investor.alice");
+    let read = own.get_user_profile(ask).await.unwrap();
+    assert_eq!(read.into_inner().profile.unwrap().bank_account, whole);
+    world.stop().await;
+}
+
 // rows: R016 R036 R289 R317
 #[tokio::test]
 async fn r289_a_profile_is_equal_by_rpc_and_http() {

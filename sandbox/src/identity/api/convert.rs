@@ -5,7 +5,7 @@ use proto::{
     convert::{self, to_decimal, to_timestamp_us},
     identity::v1 as pb,
 };
-use rpc::status::invalid_argument;
+use rpc::{Caller, status::invalid_argument};
 use sha2::{Digest, Sha256};
 use tonic::Status;
 use types::{Decimal, LimitType};
@@ -28,6 +28,15 @@ pub fn profile(user: &User) -> pb::UserProfile {
         full_name_hash: user.full_name_hash.clone(),
         created_at: Some(to_timestamp_us(user.created_at_us)),
     }
+}
+
+/// The profile as the caller sees it: who need not know the account gets it masked.
+pub fn profile_for(caller: &Caller, user: &User) -> pb::UserProfile {
+    let mut shown = profile(user);
+    if !caller.sees_bank_account_of(&user.user_id) {
+        shown.bank_account = rail::account::masked(&user.bank_account);
+    }
+    shown
 }
 
 pub fn limit_type(number: i32) -> Result<LimitType, Status> {

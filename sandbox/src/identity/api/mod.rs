@@ -36,7 +36,7 @@ use crate::api::{begin, commit};
 
 use self::convert::{
     account_of, amount, checked_account, hash_name, kyc_level, limit_amount, limit_type, money,
-    profile,
+    profile, profile_for,
 };
 use self::records::{By, Change};
 use super::{
@@ -173,12 +173,13 @@ impl IdentityService for Api {
         &self,
         request: Request<pb::GetUserProfileRequest>,
     ) -> Result<Response<pb::GetUserProfileResponse>, Status> {
-        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let caller = rpc::caller(&request)?.clone();
         let ask = request.into_inner();
+        caller.require_user(&ask.user_id)?;
         rpc::context::record_read_context(ask.context);
         let user = self.user(&ask.user_id).await?;
         Ok(Response::new(pb::GetUserProfileResponse {
-            profile: Some(profile(&user)),
+            profile: Some(profile_for(&caller, &user)),
         }))
     }
 
@@ -186,6 +187,7 @@ impl IdentityService for Api {
         &self,
         request: Request<pb::ListUsersRequest>,
     ) -> Result<Response<pb::ListUsersResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
         let ask = request.into_inner();
         rpc::context::record_read_context(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
@@ -197,7 +199,7 @@ impl IdentityService for Api {
             id: user.user_id.clone(),
         });
         Ok(Response::new(pb::ListUsersResponse {
-            users: rows.iter().map(profile).collect(),
+            users: rows.iter().map(|user| profile_for(&caller, user)).collect(),
             pagination: Some(pagination),
         }))
     }
@@ -546,7 +548,8 @@ async fn read_user(
 ) -> Result<Json, HttpError> {
     caller.require_user(&user_id)?;
     let user = api.user(&user_id).await?;
-    Ok(resource(&profile(&user), "dfa.identity.v1.UserProfile"))
+    let shown = profile_for(&caller, &user);
+    Ok(resource(&shown, "dfa.identity.v1.UserProfile"))
 }
 
 async fn read_limits(
