@@ -4,7 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | `saga`, `plan`, `placement`, `extract`, `model` | the rules as pure functions and types |
-//! | `anchor` | signed ends of the ledger's hash chains, pure |
+//! | `anchor` | signed ends of the hash chains of the ledger and of all audit records, pure |
 //! | `compare` | when a difference between chain and ledger is a break, pure |
 //! | `service` | the use cases: execute the saga's steps and store the results |
 //! | `peers` | calls to other services |
@@ -48,6 +48,7 @@ use tokio_util::task::TaskTracker;
 
 pub use error::Error;
 pub use repo::{OperationRecord, OperationRecords};
+pub use service_clients::AuditedService;
 pub use service_kit::Clock;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -67,7 +68,7 @@ pub struct CfaConfig {
     /// How long a difference between chain and ledger may last, out of flight, before it is a
     /// break.
     pub compare_window_ms: u64,
-    /// Interval of the anchors of the ledger on the chain. 0: none.
+    /// Interval of the anchors of the ledger and of all audit records on the chain. 0: none.
     pub anchor_interval_s: u64,
     /// Certificates of the authorities (PEM) that issue the issuers' certificates. `None`: no issue
     /// decision can be signed. The sandbox has its own.
@@ -116,6 +117,9 @@ pub struct CfaDeps {
     pub identity: rpc::Channel,
     /// May start later than this service.
     pub market: rpc::Channel,
+    /// Services whose audit records are anchored with those of the ledger and this service. They
+    /// may start later.
+    pub audited: Vec<(AuditedService, rpc::Channel)>,
     pub chain: chain::Connector,
     pub clock: Clock,
 }
@@ -162,7 +166,13 @@ pub fn start(
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
             .await?;
-        let peers = peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
+        let peers = peers::Peers::new(
+            deps.ledger,
+            deps.payments,
+            deps.identity,
+            deps.market,
+            deps.audited,
+        );
         let db = repo.db();
         let service = Arc::new(service::Service::new(
             repo,

@@ -6,8 +6,8 @@
 use service_clients::identity::Profile;
 use service_clients::ledger::{Batch, HoldStep, Operation, Posting};
 use service_clients::{
-    CallError, IdentityClient, LedgerClient, LimitType, MarketClient, OperationType,
-    PaymentsClient, caused_by,
+    AuditClient, AuditedService, CallError, IdentityClient, LedgerClient, LimitType, MarketClient,
+    OperationType, PaymentsClient, caused_by,
 };
 use types::{Amount, Id128, InstrumentId, Minor, subaccount};
 
@@ -28,6 +28,8 @@ pub struct Peers {
     pub payments: PaymentsClient,
     pub identity: IdentityClient,
     pub market: MarketClient,
+    /// The services whose audit records are anchored.
+    pub audited: Vec<AuditClient>,
 }
 
 impl From<CallError> for Error {
@@ -79,12 +81,16 @@ impl Peers {
         payments: rpc::Channel,
         identity: rpc::Channel,
         market: rpc::Channel,
+        audited: Vec<(AuditedService, rpc::Channel)>,
     ) -> Self {
+        let audited = audited.into_iter();
+        let audited = audited.map(|(service, channel)| AuditClient::new(service, channel, SOURCE));
         Self {
             ledger: LedgerClient::new(ledger, SOURCE),
             payments: PaymentsClient::new(payments, SOURCE),
             identity: IdentityClient::new(identity, SOURCE),
             market: MarketClient::new(market, SOURCE),
+            audited: audited.collect(),
         }
     }
 

@@ -234,12 +234,8 @@ pub struct Verified {
     pub broken: Option<Broken>,
 }
 
-/// Checks the audit records of a service's file, which a running service may write at the time.
-/// Reads in one transaction, page by page.
-///
-/// # Errors
-/// [`Error::Files`]: no file, or one that this release has not opened yet; [`Error::Store`].
-pub async fn verify(path: &Path, service: &str) -> Result<Verified, Error> {
+/// Opens a service's file, which a running service may write at the time.
+async fn open(path: &Path) -> Result<SqliteConnection, Error> {
     if !path.exists() {
         let text = format!("there is no store {}", path.display());
         return Err(Error::Files(std::io::Error::other(text)));
@@ -251,6 +247,34 @@ pub async fn verify(path: &Path, service: &str) -> Result<Verified, Error> {
         let text = format!("start this release once on the store {}", path.display());
         return Err(Error::Files(std::io::Error::other(text)));
     }
+    Ok(db)
+}
+
+/// Hash of an audit record of a service's file in hex, for a comparison with an anchor outside the
+/// file. `None`: the file has no such record.
+///
+/// # Errors
+/// As [`verify`].
+pub async fn record_hash(path: &Path, sequence: i64) -> Result<Option<String>, Error> {
+    let mut db = open(path).await?;
+    let next = sqlx::query_as(NEXT_RECORDS).bind(sequence.saturating_sub(1));
+    let row: Option<RecordRow> = next.bind(1_i64).fetch_optional(&mut db).await?;
+    Ok(hash_if(row, sequence))
+}
+
+/// Hash of a record in hex, if it has this sequence.
+pub(crate) fn hash_if(row: Option<RecordRow>, sequence: i64) -> Option<String> {
+    let row = row.filter(|row| row.sequence == sequence)?;
+    Some(service_kit::audit::hex(&row.hash))
+}
+
+/// Checks the audit records of a service's file, which a running service may write at the time.
+/// Reads in one transaction, page by page.
+///
+/// # Errors
+/// [`Error::Files`]: no file, or one that this release has not opened yet; [`Error::Store`].
+pub async fn verify(path: &Path, service: &str) -> Result<Verified, Error> {
+    let mut db = open(path).await?;
     let mut tx = db.begin().await?;
     let mut walk = Walk::new(service);
     while walk.goes_on() {
@@ -358,6 +382,10 @@ mod tests {
         assert_eq!(sequences(of("p1"), 3).await, [1]);
         let verified = verify(&path, "payments").await.unwrap();
         assert_eq!((verified.records, verified.broken), (3, None));
+        let hash = async |sequence| record_hash(&path, sequence).await.unwrap();
+        assert_eq!(hash(3).await, Some(verified.head));
+        assert_ne!(hash(2).await, hash(3).await);
+        assert_eq!((hash(0).await, hash(4).await), (None, None));
         let of_another = verify(&path, "identity").await.unwrap().broken.unwrap();
         assert_eq!(of_another.sequence, 1);
         let error = async |sql: &'static str| {

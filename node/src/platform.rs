@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use cfa::AuditedService;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
 use sequencer::{Backlog, Durable, SequencerHandle, priority};
@@ -141,6 +142,7 @@ struct LocalEndpoints {
     identity: LocalSlot,
     market: LocalSlot,
     settlement: LocalSlot,
+    approvals: LocalSlot,
 }
 
 impl LocalEndpoints {
@@ -181,6 +183,19 @@ impl LocalEndpoints {
         HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
 
+    /// The services whose audit records the CFA service anchors, besides those of the ledger and its
+    /// own.
+    fn audited(&self) -> Vec<(AuditedService, Channel)> {
+        let slots = [
+            (AuditedService::Approvals, &self.approvals),
+            (AuditedService::Identity, &self.identity),
+            (AuditedService::Market, &self.market),
+            (AuditedService::Payments, &self.payments),
+            (AuditedService::Settlement, &self.settlement),
+        ];
+        Vec::from(slots.map(|(service, slot)| (service, Channel::local(slot, SERVICE))))
+    }
+
     fn clear(&self) {
         for slot in [
             &self.ledger,
@@ -190,6 +205,7 @@ impl LocalEndpoints {
             &self.identity,
             &self.market,
             &self.settlement,
+            &self.approvals,
         ] {
             slot.clear();
         }
@@ -621,6 +637,7 @@ impl Start {
             payments: self.local.payments(),
             identity: self.local.identity(),
             market: self.local.market(),
+            audited: self.local.audited(),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
@@ -654,7 +671,9 @@ impl Start {
         };
         let (config, shutdown) = (self.config.approvals.clone(), self.stages.services.clone());
         let started = approvals::start(config, deps, shutdown).await;
-        started.context("approvals")
+        let approvals = started.context("approvals")?;
+        self.fill(&self.local.approvals, approvals.service());
+        Ok(approvals)
     }
 
     async fn trading(&self) -> anyhow::Result<Trading> {
@@ -769,6 +788,22 @@ mod tests {
             let area = row.method.split('.').nth(1).unwrap();
             assert!(services.contains_key(area), "{}", row.method);
         }
+    }
+
+    /// The check of the anchors finds a service's records by its name.
+    // rows: R215
+    #[test]
+    fn r215_the_audit_records_of_every_service_are_anchored_and_found_again() {
+        let config = Config::default();
+        let mut stores: Vec<_> = crate::check::sealed_stores(&config)
+            .iter()
+            .map(|store| store.name)
+            .filter(|name| !["chain", "ledger", "cfa"].contains(name))
+            .collect();
+        stores.sort_unstable();
+        let audited = LocalEndpoints::default().audited();
+        let audited: Vec<_> = audited.iter().map(|(service, _)| service.name()).collect();
+        assert_eq!(audited, stores);
     }
 
     #[tokio::test]

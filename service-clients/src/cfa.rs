@@ -86,7 +86,7 @@ pub struct ChainBalance {
     pub in_registry: Decimal,
 }
 
-/// An anchor of the ledger on the chain. Call data in hex.
+/// An anchor of the ledger and of all audit records on the chain. Call data in hex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
     pub number: u64,
@@ -274,7 +274,7 @@ impl CfaClient {
         .await
     }
 
-    /// All anchors of the ledger, newest first.
+    /// All anchors, newest first.
     #[boxed]
     pub async fn anchors(&self, context: &Context) -> Answer<Vec<Anchor>> {
         all_pages(|pagination| {

@@ -6,10 +6,12 @@
 //! | `convert` | numbers and amounts from messages |
 //! | `withdrawal` | operations that leave a batch because the ledger refuses them |
 //! | `ledger`, `cfa`, `identity`, `payments`, `market`, `chain` | one client per service |
+//! | `audit` | the last audit record of any service |
 //!
 //! Architecture invariants: no service is a dependency, and no generated message is public. A write
 //! is repeated only as the same message, with the same idempotency key.
 
+mod audit;
 pub mod cfa;
 mod chain;
 mod convert;
@@ -20,6 +22,7 @@ mod payments;
 mod policy;
 mod withdrawal;
 
+pub use audit::{AuditClient, AuditedService};
 pub use cfa::CfaClient;
 pub use chain::ChainClient;
 pub use identity::IdentityClient;

@@ -159,6 +159,7 @@ impl Services {
             payments: channel(3),
             identity: channel(1),
             market: rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service"),
+            audited: Vec::new(),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };

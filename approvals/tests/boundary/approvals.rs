@@ -470,6 +470,11 @@ async fn d34_each_step_of_an_approval_leaves_one_record_and_an_altered_one_is_fo
     assert_eq!(verified.head, records[0].hash);
     let url = world.config.url.postgres().unwrap_or_default();
     let file = world.folder.path().join("approvals.db");
+    let last = match url {
+        "" => events::audit::record_hash(&file, 5).await,
+        url => events::postgres::audit::record_hash(url, "approvals", 5).await,
+    };
+    assert_eq!(last.unwrap(), Some(verified.head));
     crate::database::alter_record(url, &file).await;
     let verified = approvals::verify_audit(&world.config).await.unwrap();
     let broken = verified.broken.expect("an altered record");

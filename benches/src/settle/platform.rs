@@ -206,6 +206,7 @@ impl Platform {
             payments: channel(3),
             identity: channels.identity.clone(),
             market: rpc::Channel::local(&rpc::LocalSlot::new(), SERVICE),
+            audited: Vec::new(),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };

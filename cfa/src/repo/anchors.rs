@@ -1,4 +1,4 @@
-//! Anchors of the ledger.
+//! Anchors of the ledger and of all audit records.
 
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;

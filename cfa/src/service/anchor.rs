@@ -1,4 +1,8 @@
-//! Anchors the ends of the ledger's hash chains on the chain, once per interval.
+//! Anchors the ends of the ledger's hash chains, and of the audit records of all other services, on
+//! the chain, once per interval.
+//!
+//! An anchor has all services. While one of them does not answer there is none, and after a minute
+//! a finding in health.
 //!
 //! An anchor is stored with its signed bytes before it is submitted, under a key of its number. So
 //! a restart submits the same bytes, once.
@@ -11,19 +15,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::Service;
 use super::workers::log_failure;
-use crate::anchor::{Anchor, Key, StoredAnchor};
+use crate::anchor::{Anchor, Key, LastRecord, StoredAnchor};
 use crate::error::Error;
 use crate::failpoint;
+use crate::peers::SOURCE;
 use chain::contracts::Call;
+use events::audit::RecordFilter;
 
 /// Pause between two looks whether an anchor is due.
 const TICK: Duration = Duration::from_secs(1);
-/// Gas of a transaction with the bytes of an anchor.
+/// Gas of a transaction with the bytes of an anchor: 21,000, and at most 40 per byte (EIP-7623). An
+/// anchor of seven services has less than 500 bytes.
 const GAS: u64 = 100_000;
 
 /// Attempts in a row that may fail since another service or the chain does not answer, before it is
 /// a finding.
 const FAILURES_MAX: u32 = 60;
+
+/// Name of the ledger in errors.
+const LEDGER: &str = "ledger";
 
 /// Anchors until shutdown.
 pub async fn run(service: Arc<Service>, key: Key, shutdown: CancellationToken) {
@@ -51,8 +61,7 @@ pub async fn run(service: Arc<Service>, key: Key, shutdown: CancellationToken) {
 }
 
 impl Service {
-    /// Submits a stored anchor again, or makes the next one if it is due and the ledger has
-    /// changed.
+    /// Submits a stored anchor again, or makes the next one if it is due and a chain has grown.
     pub async fn anchor_if_due(&self, key: &Key) -> Result<(), Error> {
         let interval_s = i64::try_from(self.config.anchor_interval_s).unwrap_or(i64::MAX);
         if interval_s == 0 {
@@ -70,36 +79,52 @@ impl Service {
         if now_us < due_us {
             return Ok(());
         }
-        let head = self.peers.ledger.chain_head(&caused_by("")).await?;
-        let unreadable = || Error::Damaged("head of the ledger's chain".to_owned());
-        let hash = |text: &str| -> Result<[u8; 32], Error> {
-            let mut hash = [0; 32];
-            hex::decode_to_slice(text, &mut hash).map_err(|_| unreadable())?;
-            Ok(hash)
+        let Some(anchor) = self.ends(now_us).await? else {
+            return Ok(());
         };
-        let anchor = Anchor {
-            block: head.block,
-            hash: hash(&head.hash)?,
-            record: head.record,
-            record_hash: hash(&head.record_hash)?,
-            at_us: now_us,
-        };
+        let known = last.as_ref();
+        let known = known.and_then(|last| Anchor::read(&last.data, key.public()));
+        if known.is_some_and(|known| known.has_lengths_of(&anchor)) {
+            return Ok(());
+        }
+        let number = |of: u64| i64::try_from(of).map_err(|_| unreadable(LEDGER));
         let next = StoredAnchor {
-            number: last.as_ref().map_or(1, |last| last.number + 1),
-            block: i64::try_from(head.block).map_err(|_| unreadable())?,
-            record: i64::try_from(head.record).map_err(|_| unreadable())?,
+            number: last.map_or(1, |last| last.number + 1),
+            block: number(anchor.block)?,
+            record: number(anchor.record)?,
             at_us: now_us,
             data: key.sign(&anchor),
             tx_hash: String::new(),
         };
-        let is_known = |last: &StoredAnchor| (last.block, last.record) == (next.block, next.record);
-        if next.block == 0 || last.as_ref().is_some_and(is_known) {
-            return Ok(());
-        }
         self.repo.add_anchor(&next).await?;
         // The anchor is stored; nothing is sent to the chain.
         failpoint::reach("cfa.anchor_stored");
         self.submit_anchor(&next).await
+    }
+
+    /// The ends of all chains; `None` before the first block of the ledger.
+    async fn ends(&self, at_us: i64) -> Result<Option<Anchor>, Error> {
+        let context = caused_by("");
+        let head = self.peers.ledger.chain_head(&context).await?;
+        if head.block == 0 {
+            return Ok(None);
+        }
+        let own = self.repo.audit_records(RecordFilter::default(), i64::MAX, 1);
+        let own = own.await?.pop();
+        let own = own.map(|row| (row.sequence.unsigned_abs(), hex::encode(row.hash)));
+        let mut services = vec![last_record(SOURCE, own)?];
+        for audited in &self.peers.audited {
+            let last = audited.last_record(&context).await?;
+            services.push(last_record(audited.service(), last)?);
+        }
+        Ok(Some(Anchor {
+            block: head.block,
+            hash: hash_of(LEDGER, &head.hash)?,
+            record: head.record,
+            record_hash: hash_of(LEDGER, &head.record_hash)?,
+            at_us,
+            services,
+        }))
     }
 
     /// A transaction of the operator to itself: no contract has a part in it.
@@ -119,7 +144,7 @@ impl Service {
             number = anchor.number,
             block = anchor.block,
             tx_hash,
-            "ledger anchored"
+            "chains anchored"
         );
         Ok(())
     }
@@ -141,4 +166,26 @@ impl Service {
         }
         Ok(read)
     }
+}
+
+fn last_record(service: &str, last: Option<(u64, String)>) -> Result<LastRecord, Error> {
+    let (record, hash) = match last {
+        Some((record, hash)) => (record, hash_of(service, &hash)?),
+        None => (0, [0; 32]),
+    };
+    Ok(LastRecord {
+        service: service.to_owned(),
+        record,
+        hash,
+    })
+}
+
+fn hash_of(service: &str, text: &str) -> Result<[u8; 32], Error> {
+    let mut hash = [0; 32];
+    hex::decode_to_slice(text, &mut hash).map_err(|_| unreadable(service))?;
+    Ok(hash)
+}
+
+fn unreadable(service: &str) -> Error {
+    Error::Damaged(format!("end of a hash chain of {service}"))
 }

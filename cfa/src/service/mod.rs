@@ -18,7 +18,7 @@
 //! | `distribution` | pays the holders for a redemption or a coupon, in parts |
 //! | `moves` | moves all holders of an issue to a new token |
 //! | `registry`, `extracts` | holders, from the chain's events; signed extracts |
-//! | `anchor` | the ends of the ledger's hash chains, on the chain |
+//! | `anchor` | the ends of the hash chains of the ledger and of all audit records, on the chain |
 //! | `compare` | the continuous comparison of chain and ledger |
 //! | `users` | addresses and the allow-list |
 //! | `integrity` | CheckIntegrity, GetSupply |

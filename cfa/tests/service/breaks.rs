@@ -1,9 +1,11 @@
 //! The continuous comparison of chain and ledger: a difference that lasts is a break, shown and
 //! halted, until both sides agree; and the end of a token's quarantine.
 
+use std::path::Path;
 use std::time::Duration;
 
 use chain::{Action, Address, ReceiptStatus};
+use proto::audit::v1::AuditRecord;
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use tonic::Code;
@@ -14,7 +16,7 @@ use crate::world::*;
 
 const ALONE: &str = "CFA_BREAKS_ALONE";
 
-async fn compared(folder: &std::path::Path) -> World {
+async fn compared(folder: &Path) -> World {
     let settings = Settings {
         compare_ms: Some((10, 100)),
         ..Settings::default()
@@ -487,51 +489,118 @@ async fn anchors(world: &mut World) -> Vec<pb::Anchor> {
     listed.into_inner().anchors
 }
 
-/// Waits until the newest anchor has this number or a higher one and its transaction is final.
-async fn anchored(world: &mut World, number: u64) -> pb::Anchor {
+/// Waits until the newest anchor is such a one and its transaction is final.
+async fn anchored(world: &mut World, is_such: impl Fn(&pb::Anchor) -> bool) -> pb::Anchor {
     for _ in 0..3_000 {
         let newest = anchors(world).await.into_iter().next();
-        if let Some(newest) = newest.filter(|of| of.number >= number && !of.on_chain.is_empty()) {
+        if let Some(newest) = newest.filter(|of| is_such(of) && !of.on_chain.is_empty()) {
             return newest;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("no anchor {number}: {:?}", anchors(world).await);
+    panic!("no such anchor: {:?}", anchors(world).await);
 }
 
 /// The newest anchor, once two intervals have brought no further one. Those made before the end of
 /// a deposit are followed by that of its end.
 async fn last_anchor(world: &mut World) -> pb::Anchor {
-    let mut last = anchored(world, 1).await;
+    let mut last = anchored(world, |_| true).await;
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(2_500)).await;
         if anchors(world).await.len() as u64 == last.number {
             return last;
         }
-        last = anchored(world, last.number + 1).await;
+        let before = last.number;
+        last = anchored(world, |of| of.number > before).await;
     }
-    panic!("anchors of an unchanged ledger: {:?}", anchors(world).await);
+    panic!("anchors of unchanged chains: {:?}", anchors(world).await);
+}
+
+/// The anchor that the chain has.
+fn signed(folder: &Path, anchor: &pb::Anchor) -> cfa::anchor::Anchor {
+    let public_key = cfa::anchor::public_key(&folder.join("cfa")).expect("public key");
+    let data = hex::decode(&anchor.on_chain).expect("hex");
+    cfa::anchor::Anchor::read(&data, &public_key).expect("signed")
+}
+
+fn anchoring() -> Settings {
+    Settings {
+        anchor_interval_s: Some(1),
+        ..Settings::default()
+    }
 }
 
 // rows: R215
 #[tokio::test(flavor = "multi_thread")]
 async fn r215_the_ends_of_the_ledgers_chains_are_signed_and_on_the_chain() {
     let folder = tempfile::tempdir().expect("folder");
-    let settings = Settings {
-        anchor_interval_s: Some(1),
-        ..Settings::default()
-    };
-    let mut world = World::with(folder.path(), settings).await;
+    let mut world = World::with(folder.path(), anchoring()).await;
     world.deposit("alice", "1.00").await;
-    // The next one only after the ledger has changed.
+    // The next one only after a chain has grown.
     let first = last_anchor(&mut world).await;
     assert_eq!(first.on_chain, first.data);
-    let public_key = cfa::anchor::public_key(&folder.path().join("cfa")).expect("public key");
-    let data = hex::decode(&first.on_chain).expect("hex");
-    let signed = cfa::anchor::Anchor::read(&data, &public_key).expect("signed");
+    let signed = signed(folder.path(), &first);
     assert_eq!((signed.block, signed.record), (first.block, first.record));
     world.deposit("alice", "1.00").await;
-    let second = anchored(&mut world, first.number + 1).await;
-    assert!(second.block > first.block, "{second:?}");
+    anchored(&mut world, |of| of.block > first.block).await;
+    world.stop().await;
+}
+
+// rows: R215
+#[tokio::test(flavor = "multi_thread")]
+async fn r215_the_last_audit_record_of_each_service_is_anchored_once_all_have_answered() {
+    let folder = tempfile::tempdir().expect("folder");
+    let record = |sequence, hash: &str| AuditRecord {
+        sequence,
+        hash: hash.repeat(32),
+        ..Default::default()
+    };
+    let mut world = World::with(folder.path(), anchoring()).await;
+    let records = |world: &World, newest| {
+        let records = vec![newest];
+        world.double.with(|state| state.payments_records = records);
+    };
+    records(&world, record(7, "ab"));
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "1.00").await;
+    let first = last_anchor(&mut world).await;
+    let request = pb::ListAuditRecordsRequest::default();
+    let own = world.cfa.list_audit_records(request).await.expect("listed");
+    let own = own.into_inner().records.remove(0);
+    let services = |anchor: &pb::Anchor| -> Vec<(String, u64, String)> {
+        let services = signed(folder.path(), anchor).services.into_iter();
+        let services = services.map(|last| (last.service, last.record, hex::encode(last.hash)));
+        services.collect()
+    };
+    let of_payments = |sequence, hash: &str| ("payments".to_owned(), sequence, hash.repeat(32));
+    let of_cfa = ("cfa".to_owned(), own.sequence, own.hash);
+    assert_eq!(services(&first), [of_cfa.clone(), of_payments(7, "ab")]);
+
+    // A record of one service makes the next one due.
+    records(&world, record(8, "cd"));
+    let second = anchored(&mut world, |of| of.number > first.number).await;
+    let of_ledger = |of: &pb::Anchor| (of.block, of.record);
+    assert_eq!(of_ledger(&second), of_ledger(&first));
+    assert_eq!(services(&second), [of_cfa.clone(), of_payments(8, "cd")]);
+
+    // An unreadable answer is a finding at once.
+    records(&world, record(9, "xy"));
+    let finding = async || world.service.health.findings().remove("anchor");
+    let found = testkit::eventually(finding).await;
+    assert!(found.contains("payments"), "{found}");
+    world.double.with(|state| {
+        state.payments_records = vec![record(9, "ef")];
+        state.payments_unavailable = true;
+    });
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(anchors(&mut world).await.len() as u64, second.number);
+    world.double.with(|state| state.payments_unavailable = false);
+    let third = anchored(&mut world, |of| of.number > second.number).await;
+    assert_eq!(services(&third), [of_cfa, of_payments(9, "ef")]);
+    let is_over = async || {
+        let findings = world.service.health.findings();
+        (!findings.contains_key("anchor")).then_some(())
+    };
+    testkit::eventually(is_over).await;
     world.stop().await;
 }

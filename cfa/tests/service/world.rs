@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfa::{CfaConfig, CfaDeps, CfaHandle, Clock};
+use cfa::{AuditedService, CfaConfig, CfaDeps, CfaHandle, Clock};
 use chain::{
     Action, ChainConfig, ChainDeps, ChainHandle, Connector, Contracts, TxHash, start_chain,
 };
@@ -61,7 +61,7 @@ pub struct Settings {
     pub sweep_interval_ms: Option<u64>,
     /// Interval and window of the comparison of chain and ledger. Unset: none takes place.
     pub compare_ms: Option<(u64, u64)>,
-    /// Interval of the anchors of the ledger. Unset: none.
+    /// Interval of the anchors. Unset: none.
     pub anchor_interval_s: Option<u64>,
     /// Doubles that outlive the world. `None`: new ones.
     pub double: Option<Arc<ServiceDoubles>>,
@@ -131,7 +131,8 @@ impl World {
             ledger: channel(&faulty_slot),
             payments: peers.clone(),
             identity: peers.clone(),
-            market: peers,
+            market: peers.clone(),
+            audited: vec![(AuditedService::Payments, peers)],
             chain: chain.connector(),
             clock: clock.clone(),
         };

@@ -11,7 +11,7 @@ use crate::{
     Error,
     audit::{
         Encode, INSERT_RECORD, LAST_RECORD, NEXT_RECORDS, PAGE, RecordFilter, RecordRow, Sealed,
-        Verified, Walk, end_of_chain,
+        Verified, Walk, end_of_chain, hash_if,
     },
 };
 
@@ -74,17 +74,34 @@ pub async fn list(
     Ok(query.build_query_as().fetch_all(db).await?)
 }
 
-/// Checks the audit records of a service's database, in one snapshot and page by page.
-///
-/// # Errors
-/// [`Error::Files`]: this release has not opened the database yet; [`Error::Store`].
-pub async fn verify(url: &str, service: &str) -> Result<Verified, Error> {
+/// Opens a service's database, which a running service may write at the time.
+async fn open(url: &str, service: &str) -> Result<PgConnection, Error> {
     let mut db = PgConnection::connect(url).await?;
     let is_older = "SELECT to_regclass('audit_records') IS NULL";
     if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
         let text = format!("start this release once on the store of {service}");
         return Err(Error::Files(std::io::Error::other(text)));
     }
+    Ok(db)
+}
+
+/// As [`crate::audit::record_hash`].
+///
+/// # Errors
+/// As [`verify`].
+pub async fn record_hash(url: &str, service: &str, sequence: i64) -> Result<Option<String>, Error> {
+    let mut db = open(url, service).await?;
+    let next = sqlx::query_as(NEXT_RECORDS).bind(sequence.saturating_sub(1));
+    let row: Option<RecordRow> = next.bind(1_i64).fetch_optional(&mut db).await?;
+    Ok(hash_if(row, sequence))
+}
+
+/// Checks the audit records of a service's database, in one snapshot and page by page.
+///
+/// # Errors
+/// [`Error::Files`]: this release has not opened the database yet; [`Error::Store`].
+pub async fn verify(url: &str, service: &str) -> Result<Verified, Error> {
+    let mut db = open(url, service).await?;
     let mut tx = db.begin().await?;
     sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .execute(&mut *tx)

@@ -52,7 +52,8 @@ pub struct Checked {
 /// One part of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PartCheck {
-    /// `rows of <store>`, `ledger`, `audit records`, `operations`, `history` or `registry`.
+    /// `rows of <store>`, `ledger`, `audit records`, `operations`, `history`, `registry` or
+    /// `anchors`.
     pub name: String,
     pub rows: u64,
     pub findings: Vec<String>,
@@ -60,11 +61,11 @@ pub struct PartCheck {
     pub not_checked: Vec<String>,
 }
 
-/// Compares the anchors on the chain with the ledger's file. Needs a running platform, which reads
-/// the chain.
+/// Compares the anchors on the chain with the ledger and with the audit records of the other
+/// services. Needs a running platform, which reads the chain.
 ///
 /// # Errors
-/// The platform does not answer, the ledger or the public key cannot be read.
+/// The platform does not answer; a store or the public key cannot be read.
 pub async fn anchors(cfa: &CfaClient, config: &Config) -> anyhow::Result<PartCheck> {
     let listed = cfa.anchors(&CallContext::new("proof")).await;
     let listed = listed.context("anchors")?;
@@ -79,7 +80,7 @@ pub async fn anchors(cfa: &CfaClient, config: &Config) -> anyhow::Result<PartChe
     let is_final =
         |anchor: &&Anchor| anchor.number < listed.len() as u64 || !anchor.on_chain.is_empty();
     for anchor in listed.iter().filter(is_final) {
-        if let Some(fault) = anchor_fault(anchor, &public_key, &mut heads).await? {
+        if let Some(fault) = anchor_fault(anchor, &public_key, &mut heads, config).await? {
             part.findings
                 .push(format!("anchor {}: {fault}", anchor.number));
         }
@@ -92,6 +93,7 @@ async fn anchor_fault(
     anchor: &Anchor,
     public_key: &[u8],
     heads: &mut Heads,
+    config: &Config,
 ) -> anyhow::Result<Option<String>> {
     if anchor.on_chain.is_empty() {
         let text = format!("transaction {} is not final on the chain", anchor.tx_hash);
@@ -119,14 +121,43 @@ async fn anchor_fault(
     if signed.record > 0 {
         let record = heads.record_hash(signed.record).await.context("ledger")?;
         if record != Some(hex::encode(signed.record_hash)) {
-            let text = format!(
-                "audit record {} has another hash, or is missing",
-                signed.record
-            );
-            return Ok(Some(text));
+            return Ok(Some(record_fault("the ledger", signed.record)));
+        }
+    }
+    for last in signed.services.iter().filter(|last| last.record > 0) {
+        let record = record_hash(config, &last.service, last.record).await?;
+        if record != Some(hex::encode(last.hash)) {
+            return Ok(Some(record_fault(&last.service, last.record)));
         }
     }
     Ok(None)
+}
+
+fn record_fault(service: &str, record: u64) -> String {
+    format!("audit record {record} of {service} has another hash, or is missing")
+}
+
+/// Hash of an audit record of a service other than the ledger, hex. `None`: there is no such record
+/// or no such service.
+async fn record_hash(
+    config: &Config,
+    service: &str,
+    record: u64,
+) -> anyhow::Result<Option<String>> {
+    let sequence = i64::try_from(record).unwrap_or(i64::MAX);
+    let hash = match config.approvals.url.postgres() {
+        Some(url) if service == "approvals" => {
+            events::postgres::audit::record_hash(url, service, sequence).await
+        }
+        _ => {
+            let stores = sealed_stores(config);
+            let Some(store) = stores.iter().find(|store| store.name == service) else {
+                return Ok(None);
+            };
+            events::audit::record_hash(&store.path, sequence).await
+        }
+    };
+    hash.with_context(|| format!("audit records of {service}"))
 }
 
 impl Checked {

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+use proto::audit::v1::AuditRecord;
 use proto::common::v1::{Money, RequestContext};
 use proto::identity::v1::CheckLimitsRequest;
 use proto::identity::v1::identity_service_server::IdentityServiceServer;
@@ -90,6 +91,8 @@ pub struct State {
     pub payments_unavailable: bool,
     /// True: payments refuses to release payouts.
     pub release_refused: bool,
+    /// Audit records of payments, newest first.
+    pub payments_records: Vec<AuditRecord>,
     pub intents: HashMap<String, PaymentIntent>,
     pub payouts: HashMap<String, Payout>,
     /// The only trading hold; `ledger` makes its money available.

@@ -162,6 +162,17 @@ impl PaymentsService for ServiceDoubles {
         }
     }
 
+    async fn list_audit_records(
+        &self,
+        request: Request<ListAuditRecordsRequest>,
+    ) -> Result<Response<ListAuditRecordsResponse>, Status> {
+        self.attempt(request.into_inner().context).await?;
+        Ok(Response::new(ListAuditRecordsResponse {
+            records: self.with(|state| state.payments_records.clone()),
+            pagination: None,
+        }))
+    }
+
     unimplemented_methods!(
         create_payment_intent: CreatePaymentIntentRequest => CreatePaymentIntentResponse,
         list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
@@ -172,6 +183,5 @@ impl PaymentsService for ServiceDoubles {
         refund_receipt: RefundReceiptRequest => RefundReceiptResponse,
         reconcile: ReconcileRequest => ReconcileResponse,
         get_latest_report: GetLatestReportRequest => GetLatestReportResponse,
-        list_audit_records: ListAuditRecordsRequest => ListAuditRecordsResponse,
     );
 }

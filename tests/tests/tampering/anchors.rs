@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tests::process::Platform;
 use tests::shared::run;
 
-use crate::{Store, check, named, names};
+use crate::{Store, accept, check, named, names};
 
 /// Sealed columns of an operation and of a posting of the ledger, in the order of the encoding.
 const OPERATION: [&str; 10] = [
@@ -107,8 +107,8 @@ fn chain_blocks(db: &Connection) {
     }
 }
 
-/// Makes the audit records of a ledger a chain as they are.
-fn chain_records(db: &Connection) {
+/// Makes the audit records of a service a chain as they are.
+fn chain_records(db: &Connection, service: &str) {
     let records = "SELECT sequence, at_us, actor, action, object_id, before, after, reason, \
          request_id, correlation_id FROM audit_records ORDER BY sequence";
     let mut records = db.prepare(records).expect("prepared");
@@ -134,7 +134,7 @@ fn chain_records(db: &Connection) {
                 correlation_id: &texts[7],
             },
         };
-        let hash = record.hash("ledger", &previous);
+        let hash = record.hash(service, &previous);
         let sql = "UPDATE audit_records SET previous_hash = ?2, hash = ?3 WHERE sequence = ?1";
         let changed = db.execute(sql, rusqlite::params![sequence, previous, hash]);
         assert_eq!(changed, Ok(1));
@@ -180,7 +180,7 @@ fn r215_a_past_of_the_ledger_that_is_rewritten_with_its_chain_is_found_by_the_an
     const REASON: &str = "UPDATE audit_records SET reason = reason || 'x' WHERE sequence = 1";
     let cases: [(&str, fn(&Connection), &str); 2] = [
         (KEY, chain_blocks, ": block "),
-        (REASON, chain_records, ": audit record "),
+        (REASON, |db| chain_records(db, "ledger"), ": audit record "),
     ];
     run(async {
         let mut platform = anchored().await;
@@ -210,6 +210,61 @@ fn r215_a_past_of_the_ledger_that_is_rewritten_with_its_chain_is_found_by_the_an
             store.restore();
         }
         check(&platform).await.success();
+    });
+}
+
+/// Sequence and hash (hex) of the last audit record of a service.
+fn last_record(file: &Path) -> (i64, String) {
+    let db = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY).expect("opens");
+    let last = "SELECT MAX(sequence), lower(hex(hash)) FROM audit_records";
+    let last = db.query_row(last, [], |row| Ok((row.get(0)?, row.get(1)?)));
+    last.expect("a record")
+}
+
+/// A person who can write the file of another service, and accepts its altered rows, removes its
+/// last audit records together, or rewrites them with their chain: they agree then.
+// rows: R215
+#[test]
+fn r215_audit_records_of_a_service_that_are_cut_or_rewritten_are_found_by_the_anchors() {
+    const IDENTITY: &str = "identity/identity.db";
+    const LAST: &str = "DELETE FROM audit_records WHERE sequence > 1";
+    const REASON: &str = "UPDATE audit_records SET reason = reason || 'x' WHERE sequence = 1";
+    run(async {
+        for sql in [LAST, REASON] {
+            let env = [("PLATFORM_CFA__ANCHOR_INTERVAL_S", "1")];
+            let mut platform = Platform::start_with(&env).await;
+            platform.rich("50.00").await;
+            platform.rich("10.00").await;
+            let (sequence, hash) = last_record(&platform.data_dir().join(IDENTITY));
+            let what = "the anchor of the last audit record";
+            platform
+                .until(what, "cfa.ListAnchors", json!({}), |answer| {
+                    let on_chain = answer["anchors"][0]["onChain"].as_str();
+                    on_chain.is_some_and(|data| data.contains(&hash))
+                })
+                .await;
+            platform.stop().await;
+            check(&platform).await.success();
+            let store = Store::open(&platform.data_dir(), IDENTITY);
+            assert!(store.execute(sql) > 0, "{sql}");
+            let db = Connection::open(&store.path).expect("opens");
+            chain_records(&db, "identity");
+            db.close().expect("closed");
+            assert!(!check(&platform).await.status.success(), "{sql}: seals");
+            accept(&platform).await;
+
+            platform.restart().await;
+            let found = platform.full_proof().await;
+            assert!(!found.status.success(), "{found:?}");
+            let found = named(&found.json()["check"]);
+            let is_anchor = |text: &String| text.starts_with("anchor ");
+            assert!(found.iter().all(is_anchor), "{sql}: {found:?}");
+            let fault = format!("{sequence} of identity has another hash, or is missing");
+            let fault = format!(": audit record {fault}");
+            let is_named = |text: &String| text.ends_with(&fault);
+            assert!(found.iter().any(is_named), "{sql}: {found:?}");
+            platform.stop().await;
+        }
     });
 }
 

@@ -420,17 +420,19 @@ fn named(checked: &Value) -> Vec<String> {
     texts.map(str::to_owned).collect()
 }
 
+/// Accepts the altered rows of a stopped platform. The next start seals them.
+async fn accept(platform: &Platform) -> Value {
+    let data = platform.data_dir().display().to_string();
+    let args = ["--json", "--data-dir", &data, "data", "accept-rows"];
+    platform.cli(&args).await.success().json()
+}
+
 /// An operator who has found the cause of an alteration, or has lost a key, ends the finding.
 #[test]
 fn an_alteration_is_accepted_by_a_command_of_its_own() {
     run(async {
         let mut platform = stopped().await;
         let data = platform.data_dir();
-        let accept = async |platform: &Platform| {
-            let data = platform.data_dir().display().to_string();
-            let args = ["--json", "--data-dir", &data, "data", "accept-rows"];
-            platform.cli(&args).await.success().json()
-        };
         assert_eq!(accept(&platform).await, json!([]));
         let store = Store::open(&data, "identity/identity.db");
         let altered = store.execute("UPDATE limits SET daily = '7' WHERE limit_type = 'TRADING'");
