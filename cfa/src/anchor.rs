@@ -171,7 +171,9 @@ impl Anchor {
     pub fn has_lengths_of(&self, other: &Self) -> bool {
         let (own, others) = (self.services.iter(), other.services.iter());
         (self.block, self.record) == (other.block, other.record)
-            && own.map(LastRecord::length).eq(others.map(LastRecord::length))
+            && own
+                .map(LastRecord::length)
+                .eq(others.map(LastRecord::length))
     }
 }
 

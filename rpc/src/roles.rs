@@ -289,7 +289,7 @@ const TABLE: &[(&str, Rows)] = &[
             ),
             ("SetFault", OPERATE),
             ("GetBankBalance", STAFF),
-            ("ListTransfers", STAFF),
+            ("ListTransfers", ACCOUNTS),
             ("SignDocument", REGISTER),
         ],
     ),
@@ -610,6 +610,20 @@ mod tests {
             let reads = Contract::platform().method(&path).unwrap().reads_only;
             let auditor = BY_PATH[&path].contains(Auditor);
             assert_eq!(auditor, reads, "{path}");
+        }
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_market_supervisors_read_no_records_with_bank_accounts() {
+        for path in [
+            "/dfa.payments.v1.PaymentsService/ListReceipts",
+            "/dfa.payments.v1.PaymentsService/ListAuditRecords",
+            "/dfa.identity.v1.IdentityService/ListAuditRecords",
+            "/dfa.sandbox.v1.SandboxBankService/ListTransfers",
+        ] {
+            let staff = Roles::of(STAFF).without(MarketSupervisor);
+            assert_eq!(BY_PATH[path], staff, "{path}");
         }
     }
 

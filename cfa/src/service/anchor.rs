@@ -109,7 +109,9 @@ impl Service {
         if head.block == 0 {
             return Ok(None);
         }
-        let own = self.repo.audit_records(RecordFilter::default(), i64::MAX, 1);
+        let own = self
+            .repo
+            .audit_records(RecordFilter::default(), i64::MAX, 1);
         let own = own.await?.pop();
         let own = own.map(|row| (row.sequence.unsigned_abs(), hex::encode(row.hash)));
         let mut services = vec![last_record(SOURCE, own)?];

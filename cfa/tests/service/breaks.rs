@@ -594,7 +594,9 @@ async fn r215_the_last_audit_record_of_each_service_is_anchored_once_all_have_an
     });
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(anchors(&mut world).await.len() as u64, second.number);
-    world.double.with(|state| state.payments_unavailable = false);
+    world
+        .double
+        .with(|state| state.payments_unavailable = false);
     let third = anchored(&mut world, |of| of.number > second.number).await;
     assert_eq!(services(&third), [of_cfa, of_payments(9, "ef")]);
     let is_over = async || {

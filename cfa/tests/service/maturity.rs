@@ -93,7 +93,7 @@ async fn r098_a_redemption_answers_within_the_deadline_of_its_call_while_the_cha
     world.stop_sealing().await;
     let first = start();
     let mut timed = tonic::Request::new(first.clone());
-    timed.set_timeout(Duration::from_secs(3));
+    timed.set_timeout(Duration::from_secs(5));
     let started = world.cfa.start_redemption(timed).await;
     let started = started.expect("answered in time").into_inner();
     let under_way = started.redemption.expect("redemption");
