@@ -225,9 +225,15 @@ impl<C: Clone> Peer<C> {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let call_timeout = self.policy.call_timeout;
+        let mut message = Some(message);
         let mut attempt = 1;
         loop {
-            let mut request = Request::new(message.clone());
+            // The last attempt needs no copy.
+            let sent = match attempt < self.policy.max_attempts {
+                true => message.clone(),
+                false => message.take(),
+            };
+            let mut request = Request::new(sent.expect("no attempt follows the last one"));
             request.set_timeout(call_timeout);
             let called = Box::pin(call(self.client.clone(), request));
             let status = match tokio::time::timeout(call_timeout, called).await {

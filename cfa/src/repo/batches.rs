@@ -9,21 +9,24 @@ use crate::error::Error;
 use crate::model::{Batch, BatchStatus};
 
 impl Repo {
+    /// Read often: without the payload, tens of kilobytes.
     pub async fn batch(&self, batch_id: &str) -> Result<Option<Batch>, Error> {
-        let row = sqlx::query("SELECT * FROM batch WHERE batch_id = $1")
-            .bind(batch_id)
-            .fetch_optional(self.db.read())
-            .await?;
+        let query = sqlx::query(
+            "SELECT batch_id, status, tx_hash, block_number, trades, failed, gas_used FROM batch \
+             WHERE batch_id = $1",
+        );
+        let row = query.bind(batch_id).fetch_optional(self.db.read()).await?;
         row.as_ref().map(decode).transpose()
     }
 
     /// The batch of a transaction, an open one first. A batch whose trades an earlier batch settled
     /// is final and has the transaction of the earlier one.
     pub async fn batch_by_tx(&self, tx_hash: &str) -> Result<Option<Batch>, Error> {
-        let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1 ORDER BY status LIMIT 1")
-            .bind(tx_hash)
-            .fetch_optional(self.db.read())
-            .await?;
+        let query = sqlx::query(
+            "SELECT batch_id, status, tx_hash, block_number, trades, failed, gas_used FROM batch \
+             WHERE tx_hash = $1 ORDER BY status LIMIT 1",
+        );
+        let row = query.bind(tx_hash).fetch_optional(self.db.read()).await?;
         row.as_ref().map(decode).transpose()
     }
 

@@ -261,9 +261,10 @@ impl Repo {
         let mut held = HashMap::new();
         for change in &moves {
             let holder = (change.token.as_str(), change.address.as_str());
-            let of_holder = (change.token.clone(), change.address.clone());
-            held.entry(holder)
-                .or_insert_with(|| stored.get(&of_holder).copied().unwrap_or_default());
+            held.entry(holder).or_insert_with(|| {
+                let of_holder = (change.token.clone(), change.address.clone());
+                stored.get(&of_holder).copied().unwrap_or_default()
+            });
         }
         let mut supplies = HashMap::new();
         for change in &moves {

@@ -82,9 +82,12 @@ impl Service {
 
     /// The comparison with the ledger follows the holders that changed.
     fn note_moves(&self, moves: &[HolderMove]) {
+        // A holder trades many times in a block.
+        let touched = moves.iter().map(|of| [&of.token, &of.address]);
+        let touched: BTreeSet<[&String; 2]> = touched.collect();
         let mut comparison = self.comparison();
-        for change in moves {
-            comparison.touch(&change.token, &change.address);
+        for [token, address] in touched {
+            comparison.touch(token, address);
         }
     }
 
@@ -164,6 +167,7 @@ impl Service {
     ) -> Result<Vec<HolderMove>, Error> {
         let transfers = self.chain.transfers(tokens, from, through).await?;
         let mut moves = Vec::with_capacity(2 * transfers.len());
+        let mut texts = HashMap::new();
         let mut time = (u64::MAX, 0);
         for transfer in &transfers {
             if time.0 != transfer.block_number {
@@ -174,7 +178,7 @@ impl Service {
                     .ok_or(Refusal::BlockNotFound)?;
                 time = (transfer.block_number, block_time_us(block.time_s));
             }
-            push_moves(&mut moves, transfer, time.1);
+            push_moves(&mut moves, &mut texts, transfer, time.1);
         }
         Ok(moves)
     }
@@ -462,15 +466,25 @@ pub(super) fn parse_token(text: &str) -> Result<Address, Error> {
     token.map_err(|_| Error::Damaged(format!("token address {text}")))
 }
 
-/// Appends the moves of a transfer: one per side that is an address.
-fn push_moves(moves: &mut Vec<HolderMove>, transfer: &TokenTransfer, time_us: i64) {
+/// Appends the moves of a transfer: one per side that is an address. `texts`: addresses as text,
+/// whose checksum is a hash.
+fn push_moves(
+    moves: &mut Vec<HolderMove>,
+    texts: &mut HashMap<Address, String>,
+    transfer: &TokenTransfer,
+    time_us: i64,
+) {
+    let mut text = |address: Address| {
+        let known = texts.entry(address);
+        known.or_insert_with(|| address.to_string()).clone()
+    };
     let units = i128::try_from(transfer.units).unwrap_or(i128::MAX);
     let sides = [(transfer.from, -units), (transfer.to, units)];
     for (address, units) in sides {
         if let Some(address) = address {
             moves.push(HolderMove {
-                token: transfer.token.to_string(),
-                address: address.to_string(),
+                token: text(transfer.token),
+                address: text(address),
                 units,
                 block_number: transfer.block_number,
                 time_us,

@@ -64,7 +64,7 @@ impl Service {
     ) -> Result<(Batch, bool), Error> {
         let _lock = self.object_locks.lock(batch_id).await;
         if let Some(batch) = self.repo.batch(batch_id).await? {
-            return Ok((self.submit_batch(batch).await?, true));
+            return Ok((self.submit_batch(batch, None).await?, true));
         }
         self.check_legs(legs)?;
         let instruments = self.instruments_of(legs).await?;
@@ -112,7 +112,7 @@ impl Service {
             .await?;
         tx.commit().await?;
         failpoint::reach(failpoint::BATCH_STORED);
-        Ok((self.submit_batch(batch).await?, false))
+        Ok((self.submit_batch(batch, Some(sent)).await?, false))
     }
 
     /// Ends the operation of a trade that was bust before a batch had it: no batch will. Others end
@@ -221,40 +221,28 @@ impl Service {
         }
     }
 
-    /// Submits the batch unless it is submitted. The caller holds the batch's lock.
-    async fn submit_batch(&self, mut batch: Batch) -> Result<Batch, Error> {
+    /// Submits the batch unless it is submitted. The caller holds the batch's lock. `sent`: its
+    /// stored trades; `None`: they are read.
+    async fn submit_batch(
+        &self,
+        mut batch: Batch,
+        sent: Option<Vec<SentTrade>>,
+    ) -> Result<Batch, Error> {
         if batch.status != BatchStatus::Submitted || batch.tx_hash.is_some() {
             return Ok(batch);
         }
-        let sent = self.sent_trades(&batch.batch_id).await?;
+        let sent = match sent {
+            Some(sent) => sent,
+            None => self.sent_trades(&batch.batch_id).await?,
+        };
         let users: BTreeSet<&str> = sent
             .iter()
             .flat_map(|trade| [trade.buyer_id.as_str(), trade.seller_id.as_str()])
             .collect();
-        let mut addresses: HashMap<&str, Address> = HashMap::new();
-        let mut trades = Vec::with_capacity(sent.len());
-        for trade in &sent {
-            trades.push(Trade {
-                token: trade
-                    .token
-                    .parse()
-                    .map_err(|_| Error::Damaged("token of a trade".into()))?,
-                number: trade.number,
-                buyer: *addresses
-                    .entry(&trade.buyer_id)
-                    .or_insert_with(|| Address::of_user(&trade.buyer_id)),
-                seller: *addresses
-                    .entry(&trade.seller_id)
-                    .or_insert_with(|| Address::of_user(&trade.seller_id)),
-                quantity: unsigned(trade.quantity),
-                payment: unsigned(trade.payment),
-                fee: unsigned(trade.fee),
-            });
-        }
         let action = Action::SettleTrades {
             settlement: self.contracts.settlement,
             id: batch.batch_id.clone(),
-            trades,
+            trades: chain_trades(&sent)?,
         };
         let submitted = async {
             let users: Vec<&str> = users.into_iter().collect();
@@ -450,7 +438,7 @@ impl Service {
                 None if first_refused.is_none() => {
                     let _lock = self.object_locks.lock(&batch.batch_id).await;
                     if let Some(batch) = self.repo.batch(&batch.batch_id).await? {
-                        first_refused = self.submit_batch(batch).await.err();
+                        first_refused = self.submit_batch(batch, None).await.err();
                     }
                 }
                 None => {}
@@ -496,6 +484,31 @@ impl Service {
             .await?;
         Ok(tx.commit().await?)
     }
+}
+
+/// The trades as the contract takes them.
+fn chain_trades(sent: &[SentTrade]) -> Result<Vec<Trade>, Error> {
+    let mut addresses: HashMap<&str, Address> = HashMap::new();
+    let mut trades = Vec::with_capacity(sent.len());
+    for trade in sent {
+        trades.push(Trade {
+            token: trade
+                .token
+                .parse()
+                .map_err(|_| Error::Damaged("token of a trade".into()))?,
+            number: trade.number,
+            buyer: *addresses
+                .entry(&trade.buyer_id)
+                .or_insert_with(|| Address::of_user(&trade.buyer_id)),
+            seller: *addresses
+                .entry(&trade.seller_id)
+                .or_insert_with(|| Address::of_user(&trade.seller_id)),
+            quantity: unsigned(trade.quantity),
+            payment: unsigned(trade.payment),
+            fee: unsigned(trade.fee),
+        });
+    }
+    Ok(trades)
 }
 
 /// A batch that is being composed.

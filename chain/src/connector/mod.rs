@@ -12,6 +12,7 @@
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
 //! | `tokens` | reads of a token: code, rights, terms, freezes |
 //! | `node_error` | meaning of a node's error text |
+//! | `node_receipt` | a node's receipt |
 //! | `recent` | contents of the last final blocks |
 //! | `fees`, `signer`, `repo` | fees, the signing account, the store |
 //!
@@ -27,6 +28,7 @@
 
 mod fees;
 mod node_error;
+mod node_receipt;
 mod recent;
 mod repo;
 mod signer;
@@ -45,7 +47,7 @@ use alloy::network::TransactionBuilder;
 use alloy::primitives::{TxKind, U256};
 use alloy::providers::{DynProvider, Provider, ProviderBuilder};
 use alloy::rpc::client::RpcClient;
-use alloy::rpc::types::{Filter, Log, TransactionRequest};
+use alloy::rpc::types::{Filter, TransactionRequest};
 use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
 use async_recursion::async_recursion as boxed;
@@ -55,6 +57,7 @@ use tokio::sync::watch;
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement, TokenV1};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
+use node_receipt::NodeReceipt;
 use recent::RecentBlocks;
 pub use repo::known_transactions;
 use repo::{Identity, Repo};
@@ -481,10 +484,9 @@ impl Connector {
 
     /// The node's receipt; its block may be unconfirmed.
     async fn unconfirmed_receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
-        let receipt = self
-            .inner
-            .provider
-            .get_transaction_receipt(tx_hash.raw())
+        let provider = &self.inner.provider;
+        let receipt: Option<NodeReceipt> = provider
+            .raw_request("eth_getTransactionReceipt".into(), (tx_hash.raw(),))
             .await?;
         Ok(receipt.as_ref().map(to_receipt))
     }
@@ -656,7 +658,10 @@ impl Connector {
         }
         self.check_has_cursor().await?;
         logs.sort_by_key(|log| (log.block_number, log.log_index));
-        Ok(logs.iter().filter_map(to_transfer).collect())
+        let transfers = logs
+            .iter()
+            .filter_map(|log| to_transfer(&log.inner, log.block_number.unwrap_or_default()));
+        Ok(transfers.collect())
     }
 
     /// Refuses the answers of a node without the last final block: it is behind or on another
@@ -774,10 +779,10 @@ fn to_units(value: U256) -> Result<u128, ChainError> {
 }
 
 /// The transfer that a log reports; `None` for another event.
-fn to_transfer(log: &Log) -> Option<TokenTransfer> {
+fn to_transfer(log: &alloy::primitives::Log, block_number: u64) -> Option<TokenTransfer> {
     // A token contract that the platform did not deploy may declare `Transfer` with other indexed
     // fields.
-    let event = CfaToken::Transfer::decode_log(&log.inner).ok()?;
+    let event = CfaToken::Transfer::decode_log(log).ok()?;
     let party = |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
     Some(TokenTransfer {
         token: Address::from(event.address),
@@ -785,7 +790,7 @@ fn to_transfer(log: &Log) -> Option<TokenTransfer> {
         to: party(event.to),
         // `u128::MAX` units are impossible too, so capping hides no impossible transfer.
         units: u128::try_from(event.value).unwrap_or(u128::MAX),
-        block_number: log.block_number.unwrap_or_default(),
+        block_number,
     })
 }
 
@@ -804,22 +809,22 @@ fn failed_trades<'a>(
         .collect()
 }
 
-fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
-    let logs = receipt.logs().iter().map(|log| &log.inner);
+fn to_receipt(receipt: &NodeReceipt) -> Receipt {
+    let logs = receipt.logs.iter().map(|log| &log.0);
     let failed_trades = receipt
         .to
         .map_or_else(Vec::new, |to| failed_trades(to, logs));
     Receipt {
         tx_hash: TxHash::from(receipt.transaction_hash),
         included_tx_hash: TxHash::from(receipt.transaction_hash),
-        block_number: receipt.block_number.unwrap_or_default(),
+        block_number: receipt.block_number.unwrap_or_default().to::<u64>(),
         block_hash: TxHash::from(receipt.block_hash.unwrap_or_default()),
-        status: if receipt.status() {
-            ReceiptStatus::Success
-        } else {
+        status: if receipt.status.is_zero() {
             ReceiptStatus::Reverted
+        } else {
+            ReceiptStatus::Success
         },
-        gas_used: receipt.gas_used,
+        gas_used: receipt.gas_used.to::<u64>(),
         from: Address::from(receipt.from),
         to: receipt.to.map(Address::from),
         contract_address: receipt.contract_address.map(Address::from),

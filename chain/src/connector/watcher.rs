@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use alloy::eips::BlockId;
 use alloy::providers::Provider;
-use alloy::rpc::types::TransactionReceipt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::node_receipt::NodeReceipt;
 use super::repo::{Ours, ReadBlock};
 use super::submit::count;
 use super::{
@@ -306,21 +306,20 @@ impl Watcher {
         if ours.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let receipts = self
-            .connector
-            .inner
-            .provider
-            .get_block_receipts(BlockId::number(block.number))
+        let provider = &self.connector.inner.provider;
+        let number = BlockId::number(block.number);
+        let receipts: Option<Vec<NodeReceipt>> = provider
+            .raw_request("eth_getBlockReceipts".into(), (number,))
             .await?;
         let receipts = receipts.ok_or_else(|| {
             ChainError::Unavailable(format!("node has no receipts of block {}", block.number))
         })?;
-        let is_in_block = |receipt: &&TransactionReceipt| {
-            receipt.block_hash.map(TxHash::from) == Some(block.hash)
-        };
+        let is_in_block =
+            |receipt: &&NodeReceipt| receipt.block_hash.map(TxHash::from) == Some(block.hash);
         let of_block = || receipts.iter().filter(is_in_block);
-        let logs = of_block().flat_map(|receipt| receipt.logs());
-        let transfers = logs.filter_map(to_transfer).collect();
+        let logs = of_block().flat_map(|receipt| &receipt.logs);
+        let transfers = logs.filter_map(|log| to_transfer(&log.0, block.number));
+        let transfers = transfers.collect();
         let mut receipts: HashMap<_, _> = of_block()
             .map(to_receipt)
             .map(|receipt| (receipt.tx_hash, receipt))

@@ -14,6 +14,7 @@ use alloy::consensus::Header;
 use alloy::primitives::{Address, B256, Bytes, KECCAK256_EMPTY, U256};
 use alloy::rlp::{Decodable, Encodable};
 use alloy::rpc::types::TransactionReceipt;
+use events::{MultiRow, Script};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use revm::database::{CacheDB, EmptyDB};
@@ -330,6 +331,12 @@ impl Store {
     }
 }
 
+static SLOTS: MultiRow = MultiRow::new(
+    "INSERT INTO slot (address, key, value) SELECT * FROM (VALUES ",
+    3,
+    ") WHERE true LIMIT +? ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
+);
+
 /// Writes code, accounts and storage that a block changed.
 async fn put_state(
     tx: &mut sqlx::Transaction<'_, sqlx::Sqlite>,
@@ -362,18 +369,16 @@ async fn put_state(
         .execute(&mut **tx)
         .await?;
     }
-    for ((address, key), value) in &diff.slots {
-        sqlx::query(
-            "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) \
-             ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
-        )
-        .bind(address.as_slice())
-        .bind(key.to_be_bytes::<32>().as_slice())
-        .bind(value.to_be_bytes::<32>().as_slice())
-        .execute(&mut **tx)
+    let slots: Vec<_> = diff.slots.iter().collect();
+    let mut script = Script::default();
+    script
+        .add(tx, &SLOTS, &slots, |((address, key), value), row| {
+            row.put(address.as_slice());
+            row.put(key.to_be_bytes::<32>().as_slice());
+            row.put(value.to_be_bytes::<32>().as_slice());
+        })
         .await?;
-    }
-    Ok(())
+    Ok(script.run(tx).await?)
 }
 
 /// Times of these blocks in the file of a development chain, in seconds, by number. A block that

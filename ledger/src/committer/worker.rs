@@ -223,21 +223,27 @@ impl Worker {
         inbox: &[InboxCommand],
     ) -> Result<(Vec<Outcome>, Book), Error> {
         let mut tx = self.store.begin().await?;
+        let all = inbox.iter().map(|item| (&item.command, &item.context));
+        let all: Vec<(&Command, &rpc::Context)> = all.collect();
+        let (mut book, mut folded) = self.fold_events(&mut *tx, &all).await?;
+        let are_idempotent = |commands: &[(&Command, &rpc::Context)]| {
+            let mut kinds = commands.iter().map(|(command, _)| &command.kind);
+            kinds.all(CommandKind::is_idempotent)
+        };
+        // Another source has reported the same before: no event needs an inbox entry.
+        if book.is_clean() && are_idempotent(&all) && folded.iter().all(Result::is_ok) {
+            return Ok((folded, book));
+        }
         let event_ids: Vec<Uuid> = inbox.iter().map(|item| item.event_id).collect();
         let are_new = tx.accept(consumer, &event_ids).await?;
-        let commands: Vec<(&Command, &rpc::Context)> = inbox
-            .iter()
-            .zip(&are_new)
-            .filter(|(_, is_new)| **is_new)
-            .map(|(item, _)| (&item.command, &item.context))
-            .collect();
-        let mut book = self.load(&mut *tx, &commands).await?;
-        let folded = fold_all(&mut book, &commands, true, &mut |_| {});
+        let commands = all.into_iter().zip(&are_new);
+        let commands = commands.filter(|(_, is_new)| **is_new);
+        let commands: Vec<(&Command, &rpc::Context)> = commands.map(|(of, _)| of).collect();
+        if commands.len() < inbox.len() {
+            (book, folded) = self.fold_events(&mut *tx, &commands).await?;
+        }
         let is_refused = folded.last().is_some_and(Result::is_err);
-        let changes_nothing = book.is_clean()
-            && commands
-                .iter()
-                .all(|(command, _)| command.kind.is_idempotent());
+        let changes_nothing = book.is_clean() && are_idempotent(&commands);
         if !is_refused && !changes_nothing {
             let contexts: Vec<&rpc::Context> =
                 commands.iter().map(|(_, context)| *context).collect();
@@ -257,6 +263,17 @@ impl Worker {
             outcomes.truncate(refused + 1);
         }
         Ok((outcomes, book))
+    }
+
+    /// Loads the rows of events' commands and folds these, up to the first refusal.
+    async fn fold_events(
+        &self,
+        tx: &mut dyn Group,
+        commands: &[(&Command, &rpc::Context)],
+    ) -> Result<(Book, Vec<Outcome>), Error> {
+        let mut book = self.load(tx, commands).await?;
+        let folded = fold_all(&mut book, commands, true, &mut |_| {});
+        Ok((book, folded))
     }
 
     /// Loads the rows that these commands touch.

@@ -109,9 +109,11 @@ fn run_step(
     index: usize,
     ids: Ids,
 ) -> Result<(), Refused> {
-    let step = batch.steps[index].clone();
-    step.and_then(|step| steps::step(book, command, &step.kind, ids))
-        .map_err(|refusal| Refused::from(refusal).at(Position::HoldStep(index)))
+    let done = match &batch.steps[index] {
+        Ok(step) => steps::step(book, command, &step.kind, ids),
+        Err(malformed) => Err(malformed.clone()),
+    };
+    done.map_err(|refusal| Refused::from(refusal).at(Position::HoldStep(index)))
 }
 
 impl Batch {

@@ -115,6 +115,17 @@ pub enum CommandKind {
     },
 }
 
+impl CommandKind {
+    /// True for a command that ends open operations and does nothing else. Of an operation that has
+    /// ended it needs no postings.
+    pub fn only_ends(&self) -> bool {
+        matches!(
+            self,
+            CommandKind::Finalize { .. } | CommandKind::Confirm { .. } | CommandKind::Receipt { .. }
+        )
+    }
+}
+
 /// Identifies an operation by its id, its key or its reference.
 #[derive(Clone, Debug)]
 pub enum Target {

@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use types::Minor;
+
 use super::{
     Answer, Command, CommandResult, Ids, Outcome, Replay, Target, accounts, limits,
     operations::{self, Move},
@@ -117,16 +119,19 @@ pub fn finalize_one(book: &mut Book, operation_id: &Id, tx_hash: Option<&Id>) ->
     if !operation.status.is_open() {
         return false;
     }
-    for posting in book.postings_of(operation_id).to_vec() {
-        if posting.unsettled {
-            let mut credit = book
-                .subaccounts
-                .get(&posting.credit_subaccount_id)
-                .cloned()
-                .expect("sub-accounts of a loaded operation are loaded with it");
-            credit.unsettled -= posting.amount.minor;
-            accounts::put(book, credit);
-        }
+    let postings = book.postings_of(operation_id).iter();
+    let unsettled: Vec<(Id, Minor)> = postings
+        .filter(|posting| posting.unsettled)
+        .map(|posting| (posting.credit_subaccount_id.clone(), posting.amount.minor))
+        .collect();
+    for (credit_id, minor) in unsettled {
+        let mut credit = book
+            .subaccounts
+            .get(&credit_id)
+            .cloned()
+            .expect("sub-accounts of a loaded operation are loaded with it");
+        credit.unsettled -= minor;
+        accounts::put(book, credit);
     }
     operation.tx_hash = tx_hash.cloned().or(operation.tx_hash);
     operation.finalized_at_us = Some(book.now_us);

@@ -40,8 +40,10 @@ pub struct ReadSet {
     pub answer_keys: Vec<(Id, Id, i32)>,
     pub sources: BTreeSet<Id>,
     pub pending_receipts: BTreeSet<Id>,
-    /// No notices are parked, so new operations need no lookup of notices.
+    /// No notices are parked, so none is looked up.
     pub no_notices: bool,
+    /// None is parked by id, key or reference.
+    pub no_named_notices: bool,
 }
 
 impl ReadSet {
@@ -67,11 +69,12 @@ impl ReadSet {
             } => {
                 if let Some(reference) = external_ref {
                     self.add_reference(*operation_kind, reference);
-                    self.pending_receipts
-                        .insert(lifecycle::target_key(&Target::Reference {
+                    self.add_named_notice(|| {
+                        lifecycle::target_key(&Target::Reference {
                             kind: *operation_kind,
                             external_ref: reference.clone(),
-                        }));
+                        })
+                    });
                 }
             }
             CommandKind::Finalize { targets, .. } | CommandKind::Confirm { targets, .. } => {
@@ -79,7 +82,7 @@ impl ReadSet {
             }
             CommandKind::Receipt { tx_hash, .. } => {
                 self.tx_hashes.insert(tx_hash.clone());
-                self.pending_receipts.insert(lifecycle::tx_key(tx_hash));
+                self.add_tx_notice(tx_hash);
             }
             CommandKind::Reverse { operation_id, .. } => {
                 self.operation_ids.insert(operation_id.clone());
@@ -139,7 +142,7 @@ impl ReadSet {
     }
 
     fn add_target(&mut self, target: &Target) {
-        self.pending_receipts.insert(lifecycle::target_key(target));
+        self.add_named_notice(|| lifecycle::target_key(target));
         match target {
             Target::Id(id) => {
                 self.operation_ids.insert(id.clone());
@@ -213,14 +216,17 @@ impl ReadSet {
         if let Some((kind, reference)) = reference {
             self.add_reference(kind, reference);
         }
-        if !self.no_notices {
+        if !self.no_named_notices {
             self.pending_receipts
                 .extend(lifecycle::new_operation_receipt_keys(
                     &new.user_id,
                     &new.idempotency_key,
                     reference,
-                    new.tx_hash.as_ref(),
+                    None,
                 ));
+        }
+        if let Some(tx_hash) = &new.tx_hash {
+            self.add_tx_notice(tx_hash);
         }
         for posting in &new.postings {
             for id in [&posting.debit_subaccount_id, &posting.credit_subaccount_id] {
@@ -250,6 +256,19 @@ impl ReadSet {
             (external_ref.clone(), kind.code()),
             (kind, external_ref.clone()),
         );
+    }
+
+    /// Adds a notice by id, key or reference.
+    fn add_named_notice(&mut self, key: impl FnOnce() -> Id) {
+        if !self.no_named_notices {
+            self.pending_receipts.insert(key());
+        }
+    }
+
+    fn add_tx_notice(&mut self, tx_hash: &Id) {
+        if !self.no_notices {
+            self.pending_receipts.insert(lifecycle::tx_key(tx_hash));
+        }
     }
 
     fn add_subaccount(&mut self, subaccount_id: &Id) {

@@ -728,6 +728,60 @@ async fn r236_transfer_settles_its_trade_or_is_posted_once() {
     world.assert_books_balance().await;
 }
 
+/// Settlement and the event of the CFA service both report the end of a trade.
+#[tokio::test]
+async fn a_second_report_of_a_trades_end_changes_nothing() {
+    let world = World::new().await;
+    let buy = async |trade: &str| {
+        let legs: [Leg; 1] = [("system:reserve:CFA-RUB", "to:CFA-RUB", "3", RUB)];
+        let mut request = operation(OperationType::TradeBuy, "to", trade, &legs);
+        request.operation.as_mut().unwrap().awaits_chain = true;
+        let answer = world.client.clone().create_operation(request).await;
+        answer.unwrap().into_inner().operation.unwrap().operation_id
+    };
+    let report = async |trade: &str| {
+        let event = CfaTransferredEvent {
+            operation_id: format!("of {trade}"),
+            from_user_id: "from".to_owned(),
+            to_user_id: "to".to_owned(),
+            tx_hash: tx_hash("a"),
+            trade_id: trade.to_owned(),
+            ..Default::default()
+        };
+        let name = "dfa.cfa.v1.CfaTransferredEvent";
+        world.publish(topics::CFA, name, trade, &event).await;
+    };
+    let first = buy("t1").await;
+    let request = FinalizeOperationsRequest {
+        context: write("final"),
+        operation_ids: vec![first.clone()],
+        onchain_tx_hash: tx_hash("a"),
+    };
+    let finalized = world.client.clone().finalize_operations(request).await;
+    finalized.unwrap();
+    report("t1").await;
+    let request = ReverseOperationRequest {
+        context: write("undo"),
+        operation_id: first.clone(),
+        reason: "test".into(),
+    };
+    let reversed = world.client.clone().reverse_operation(request).await;
+    reversed.unwrap();
+    report("t1").await;
+    // The last event of the topic.
+    let second = buy("t2").await;
+    report("t2").await;
+    eventually(|| async {
+        let operation = world.get_operation(&second).await.operation?;
+        (operation.status() == OperationStatus::Finalized).then_some(())
+    })
+    .await;
+    let operation = world.get_operation(&first).await.operation.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert_eq!(world.balance("to:CFA-RUB").await[0], "3.00");
+    world.assert_books_balance().await;
+}
+
 // rows: R221
 #[tokio::test]
 async fn r221_missed_operations_of_a_block_are_posted_together() {

@@ -60,16 +60,20 @@ async fn no_statement_scans_a_table() {
     explained.assert_no_scans(&ALLOWED);
     explained.assert_explained(&[
         // statements of the writer
-        "SELECT * FROM operations WHERE operation_id = ?1",
-        "FROM operations WHERE idempotency_key BETWEEN",
+        "FROM operations WHERE operation_id = ?1",
+        "SELECT MAX(operation_id) FROM operations",
+        "SELECT MAX(idempotency_key) FROM operations",
+        "SELECT MAX(external_ref) FROM operations",
         "FROM operations WHERE idempotency_key = ?1",
         "FROM operations WHERE external_ref = ?1",
         "FROM operations WHERE tx_hash = ?1 AND status NOT IN (7, 8, 9, 12)",
         "WHERE p.operation_id = ?1",
         "WHERE h.hold_id = ?1",
         "FROM accounts WHERE account_id = ?1",
-        "FROM answers WHERE",
+        "SELECT MAX(idempotency_key) FROM answers",
+        "FROM answers WHERE idempotency_key = ?1",
         "FROM sources WHERE source = ?1",
+        "FROM parked WHERE match_key < 'tx:'",
         "FROM velocity_limits l",
         "WITH RECURSIVE walk",
         "UPDATE sub_accounts SET balance",

@@ -42,8 +42,12 @@ async fn send(world: &World, key: &str, source: Option<u64>, operations: Vec<New
 fn payments(key: &str, count: usize) -> Vec<NewOperation> {
     let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)];
     let keys = (0..count).map(|number| format!("{key}-{number}"));
-    keys.map(|key| item(OperationType::Payment, "u1", &key, &legs))
-        .collect()
+    let payment = |key: String| {
+        let mut payment = item(OperationType::Payment, "u1", &key, &legs);
+        payment.operation.as_mut().unwrap().external_ref = Some(key);
+        payment
+    };
+    keys.map(payment).collect()
 }
 
 async fn operations(world: &World) {

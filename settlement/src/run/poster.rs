@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use replica::{Batch as Records, Follower, Replica};
 use sequencer::Durable;
+use service_clients::ledger::SealedBatch;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use types::command::Bust;
@@ -99,7 +100,9 @@ impl Poster {
         for row in open {
             if row.saga.state == State::Sealed {
                 self.refuse_unjournalled(&row)?;
-                self.post(row).await?;
+                let sealed = SealedBatch::from_bytes(&row.request);
+                let sealed = sealed.ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
+                self.post(row, sealed).await?;
             } else {
                 self.hand_over(row).await?;
             }
@@ -262,7 +265,9 @@ impl Poster {
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
         let batches = settler.seal(self.age_clock_ns());
         self.sealed_ns = monotonic_ns();
-        let rows: Vec<Stored> = batches.iter().map(stored).collect();
+        let requests: Vec<SealedBatch> = batches.iter().map(request::ledger_batch).collect();
+        let rows = batches.iter().zip(&requests);
+        let rows: Vec<Stored> = rows.map(|(of, sealed)| stored(of, sealed)).collect();
         let Some(first) = rows.first() else {
             return Ok(());
         };
@@ -285,8 +290,8 @@ impl Poster {
             );
         }
         failpoint::reach(failpoint::SEALED);
-        for row in rows {
-            self.post(row).await?;
+        for (row, sealed) in rows.into_iter().zip(requests) {
+            self.post(row, sealed).await?;
         }
         self.publish(settler);
         self.batches += 1;
@@ -301,10 +306,11 @@ impl Poster {
         Ok(())
     }
 
-    /// Posts a sealed batch to the ledger, until it succeeds, and passes it on.
-    async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
+    /// Posts a sealed batch to the ledger, until it succeeds, and passes it on. `sealed`: its stored
+    /// request.
+    async fn post(&mut self, mut row: Stored, sealed: SealedBatch) -> Result<(), Halt> {
         let started_ns = monotonic_ns();
-        let replayed = self.post_or_withdraw(&mut row).await?;
+        let replayed = self.post_or_withdraw(&mut row, sealed).await?;
         let shared = &self.shared;
         failpoint::reach(failpoint::POSTED);
         metrics::histogram!("settlement_post_seconds")
@@ -389,7 +395,7 @@ impl Poster {
     }
 }
 
-fn stored(batch: &Batch) -> Stored {
+fn stored(batch: &Batch, sealed: &SealedBatch) -> Stored {
     let trades = u32::try_from(batch.plan.trades.len()).expect("a batch is bounded");
     Stored {
         number: 0,
@@ -400,7 +406,7 @@ fn stored(batch: &Batch) -> Stored {
         covers: batch.covers.0,
         saga: Saga::new(trades),
         trades,
-        request: request::ledger_batch(batch).to_bytes(),
+        request: sealed.to_bytes(),
         legs: request::trade_batch(batch).to_bytes(),
         executed_ns: batch
             .plan

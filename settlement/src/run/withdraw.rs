@@ -33,9 +33,11 @@ enum Posting {
 impl Poster {
     /// Posts a batch until the ledger accepts it, without the trades that operators bust meanwhile.
     /// Returns true if the ledger had it already.
-    pub(super) async fn post_or_withdraw(&self, row: &mut Stored) -> Result<bool, Halt> {
-        let mut sealed = SealedBatch::from_bytes(&row.request)
-            .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
+    pub(super) async fn post_or_withdraw(
+        &self,
+        row: &mut Stored,
+        mut sealed: SealedBatch,
+    ) -> Result<bool, Halt> {
         loop {
             sealed = match self.try_post(row, &sealed).await? {
                 Posting::Posted(replayed) => {

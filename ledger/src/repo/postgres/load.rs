@@ -294,6 +294,7 @@ async fn read(
     let mut read_set = ReadSet {
         // No notice can be parked for an operation created here: that needs an exclusive lock.
         no_notices: !started.start.has_news,
+        no_named_notices: !started.start.has_news,
         ..ReadSet::default()
     };
     for command in commands {

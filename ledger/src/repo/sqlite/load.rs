@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use super::{
     limits,
     row_cache::RowCache,
-    rows::{self, find},
+    rows::{self, OPERATION, find},
 };
 use crate::{
     Error,
@@ -25,8 +25,8 @@ use crate::{
 /// Loads a hold, its parent and its grandparent. Callers create no deeper chain.
 const PARENT_ROUNDS: usize = 3;
 
-/// Number of keys from which one range check may save their lookups.
-const RANGE_CHECK_KEYS_MIN: usize = 8;
+/// Number of keys from which a lookup of the last stored key may save theirs.
+const LAST_KEY_CHECK_MIN: usize = 8;
 
 /// One id as the bound values of a statement.
 fn key(id: &Id) -> [&str; 1] {
@@ -57,6 +57,7 @@ pub fn load(
         .query_row([], |row| row.get(0))?;
     let mut read_set = ReadSet {
         no_notices: !start.has_news,
+        no_named_notices: !(start.has_news && has_named_notices(db)?),
         ..ReadSet::default()
     };
     for command in commands {
@@ -73,8 +74,9 @@ pub fn load(
     }
     let answered = answers(db, &read_set, &mut book)?;
     operations_by_id(db, row_cache, &answered, &mut book)?;
-    operations_by_other(db, &read_set, &mut book)?;
-    postings(db, row_cache, &mut read_set, &mut book)?;
+    operations_by_other(db, row_cache, &read_set, &mut book)?;
+    let with_ended = !commands.iter().all(|command| command.kind.only_ends());
+    postings(db, row_cache, &mut read_set, &mut book, with_ended)?;
     subaccounts(db, row_cache, &read_set, &mut book)?;
     owners(db, &mut read_set, &mut book)?;
     scales(db, &read_set, commands, &mut book)?;
@@ -83,6 +85,13 @@ pub fn load(
         limits::load(db, commands, &mut book)?;
     }
     Ok((book, head))
+}
+
+/// Whether a notice is parked by id, key or reference. One by transaction is parked per batch of
+/// trades, whose operations have no transaction before their end.
+fn has_named_notices(db: &Connection) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM parked WHERE match_key < 'tx:')";
+    Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
 fn holds(
@@ -125,38 +134,57 @@ fn operations_by_id(
             None => unknown.push(id),
         }
     }
-    let sql = "SELECT * FROM operations WHERE operation_id = ?1";
-    let found = find(db, sql, unknown.into_iter().map(key), rows::operation)?;
-    load::operations(book, found)
+    let last = "SELECT MAX(operation_id) FROM operations WHERE operation_id <= ?1";
+    let keys = may_be_stored(db, last, unknown, |id| *id)?;
+    let sql = format!("{OPERATION} WHERE operation_id = ?1");
+    load::operations(book, find(db, &sql, keys.map(key), rows::operation)?)
 }
 
-fn operations_by_other(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<(), Error> {
-    let between =
-        "SELECT EXISTS (SELECT 1 FROM operations WHERE idempotency_key BETWEEN ?1 AND ?2)";
-    let keys = keys_in_stored_range(db, between, &read_set.operation_keys)?.iter();
-    let sql = "SELECT * FROM operations WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3";
+fn operations_by_other(
+    db: &Connection,
+    row_cache: &RowCache,
+    read_set: &ReadSet,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let mut unknown = Vec::new();
+    for of in &read_set.operation_keys {
+        let (user_id, key, scope) = of;
+        match row_cache.ended(user_id, key, *scope) {
+            Some(ended) => load::operation(book, ended.clone()),
+            None => unknown.push(of),
+        }
+    }
+    let last = "SELECT MAX(idempotency_key) FROM operations WHERE idempotency_key <= ?1";
+    let keys = may_be_stored(db, last, unknown, |(_, key, _)| key)?;
     let keys = keys.map(|(user, key, scope)| (&**key, &**user, *scope));
-    load::operations(book, find(db, sql, keys, rows::operation)?)?;
-    let sql = "SELECT * FROM operations WHERE external_ref = ?1 AND kind = ?2";
-    let references = read_set.references.keys();
+    let sql = format!("{OPERATION} WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3");
+    load::operations(book, find(db, &sql, keys, rows::operation)?)?;
+    let last = "SELECT MAX(external_ref) FROM operations WHERE external_ref <= ?1";
+    let references = may_be_stored(db, last, read_set.references.keys(), |(id, _)| id)?;
     let references = references.map(|(reference, kind)| (&**reference, *kind));
-    load::operations(book, find(db, sql, references, rows::operation)?)?;
+    let sql = format!("{OPERATION} WHERE external_ref = ?1 AND kind = ?2");
+    load::operations(book, find(db, &sql, references, rows::operation)?)?;
     // Open ones: a receipt does not change an operation that has ended.
-    let sql = "SELECT * FROM operations WHERE tx_hash = ?1 AND status NOT IN (7, 8, 9, 12) \
-         ORDER BY created_at_us, operation_id";
-    let found = find(db, sql, read_set.tx_hashes.iter().map(key), rows::operation)?;
-    load::operations(book, found)
+    let sql = format!(
+        "{OPERATION} WHERE tx_hash = ?1 AND status NOT IN (7, 8, 9, 12) \
+         ORDER BY created_at_us, operation_id"
+    );
+    let hashes = read_set.tx_hashes.iter().map(key);
+    load::operations(book, find(db, &sql, hashes, rows::operation)?)
 }
 
-/// Loads the postings of every loaded operation, for its answer, reversal and unsettled credits.
+/// Loads the postings of the loaded operations, for answers, reversals and unsettled credits.
+/// `with_ended`: also those of operations that have ended.
 fn postings(
     db: &Connection,
     row_cache: &RowCache,
     read_set: &mut ReadSet,
     book: &mut Book,
+    with_ended: bool,
 ) -> Result<(), Error> {
     let loaded = book.operations.values();
     let loaded: BTreeSet<Id> = loaded
+        .filter(|operation| with_ended || operation.status.is_open())
         .map(|operation| operation.terms.operation_id.clone())
         .collect();
     let mut unknown = Vec::new();
@@ -237,29 +265,29 @@ fn scales(
     Ok(())
 }
 
-/// Returns the keys to look up: none if no stored key is in [min, max] of `keys`, which holds for
-/// new time-ordered (UUIDv7) keys.
-fn keys_in_stored_range<'a>(
+/// Returns the keys that may be stored. `last_sql` selects the last stored key up to the greatest
+/// of them: a key after it is new. New time-ordered keys (UUIDv7) follow the stored ones.
+fn may_be_stored<'a, K>(
     db: &Connection,
-    between_sql: &str,
-    keys: &'a [(Id, Id, i32)],
-) -> Result<&'a [(Id, Id, i32)], Error> {
-    let all = || keys.iter().map(|(_, key, _)| key);
-    if keys.len() >= RANGE_CHECK_KEYS_MIN
-        && let (Some(first), Some(last)) = (all().min(), all().max())
+    last_sql: &str,
+    keys: impl IntoIterator<Item = K>,
+    text: impl Fn(&K) -> &'a Id,
+) -> Result<impl Iterator<Item = K>, Error> {
+    let mut keys: Vec<K> = keys.into_iter().collect();
+    if keys.len() >= LAST_KEY_CHECK_MIN
+        && let Some(last) = keys.iter().map(&text).max()
     {
-        let mut statement = db.prepare_cached(between_sql)?;
-        if !statement.query_row([first, last], |row| row.get(0))? {
-            return Ok(&[]);
-        }
+        let mut statement = db.prepare_cached(last_sql)?;
+        let stored: Option<Id> = statement.query_row([last], |row| row.get(0))?;
+        keys.retain(|key| stored.as_ref().is_some_and(|stored| text(key) <= stored));
     }
-    Ok(keys)
+    Ok(keys.into_iter())
 }
 
 /// Loads stored answers. Returns the operations to which they refer.
 fn answers(db: &Connection, read_set: &ReadSet, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
-    let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
-    let keys = keys_in_stored_range(db, between, &read_set.answer_keys)?.iter();
+    let last = "SELECT MAX(idempotency_key) FROM answers WHERE idempotency_key <= ?1";
+    let keys = may_be_stored(db, last, &read_set.answer_keys, |(_, key, _)| key)?;
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
                WHERE idempotency_key = ?1 AND user_id = ?2 AND call = ?3";
     let keys = keys.map(|(user, key, call)| (&**key, &**user, *call));

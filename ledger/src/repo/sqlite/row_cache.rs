@@ -1,12 +1,13 @@
-//! Row cache: sub-accounts, active holds and operations that await the chain, kept from one group
-//! to the next.
+//! Row cache: sub-accounts, active holds, operations that await the chain and those that ended
+//! lately, kept from one group to the next.
 //!
 //! Groups read these rows most often, and only the writer's connection changes them. Invariant: a
 //! cached row equals the stored row. Rows that a group changes are evicted before the write and
 //! inserted after the commit. A write by another connection changes SQLite's `data_version` and
 //! clears the cache. Memory: some 300 bytes per sub-account, at most [`SUB_ACCOUNTS_MAX`], some 700
-//! bytes per hold, at most [`HOLDS_MAX`], and some 1,200 bytes per operation with one posting, 500
-//! per further posting, at most [`OPERATIONS_MAX`] with [`POSTINGS_MAX`] each.
+//! bytes per hold, at most [`HOLDS_MAX`], some 1,200 bytes per operation with one posting, 500 per
+//! further posting, at most [`OPERATIONS_MAX`] with [`POSTINGS_MAX`] each, and some 700 bytes per
+//! ended operation, at most [`ENDED_MAX`].
 
 use std::collections::HashMap;
 
@@ -25,6 +26,8 @@ const HOLDS_MAX: usize = 32_768;
 const OPERATIONS_MAX: usize = 32_768;
 /// Postings of a cached operation at most: bounds the memory.
 const POSTINGS_MAX: usize = 4;
+/// The event of a trade's end comes some milliseconds after settlement's call.
+const ENDED_MAX: usize = 8_192;
 
 #[derive(Default)]
 pub struct RowCache {
@@ -35,6 +38,9 @@ pub struct RowCache {
     holds: HashMap<Id, Hold, RandomState>,
     /// Operations that await the chain only: their next step reads them.
     operations: HashMap<Id, Stored, RandomState>,
+    /// Operations that awaited the chain, by their idempotency key: an event reports their end once
+    /// more.
+    ended: HashMap<Id, Operation, RandomState>,
 }
 
 /// An operation with its postings.
@@ -49,6 +55,7 @@ pub struct Changed {
     subaccounts: Vec<SubAccount>,
     holds: Vec<Hold>,
     operations: Vec<Stored>,
+    ended: Vec<Operation>,
 }
 
 impl RowCache {
@@ -69,6 +76,7 @@ impl RowCache {
         self.subaccounts.clear();
         self.holds.clear();
         self.operations.clear();
+        self.ended.clear();
     }
 
     pub fn subaccount(&self, id: &Id) -> Option<&SubAccount> {
@@ -81,6 +89,13 @@ impl RowCache {
 
     pub fn operation(&self, id: &Id) -> Option<&Stored> {
         self.operations.get(id)
+    }
+
+    /// The ended operation of this user, key and scope.
+    pub fn ended(&self, user_id: &Id, key: &Id, scope: i32) -> Option<&Operation> {
+        let found = self.ended.get(key)?;
+        let is_same = found.terms.user_id == *user_id && found.terms.scope.code() == scope;
+        is_same.then_some(found)
     }
 
     pub fn insert_subaccount(&mut self, row: SubAccount) {
@@ -106,6 +121,13 @@ impl RowCache {
         self.operations.insert(id, row);
     }
 
+    fn insert_ended(&mut self, row: Operation) {
+        if self.ended.len() >= ENDED_MAX {
+            self.ended.clear();
+        }
+        self.ended.insert(row.terms.idempotency_key.clone(), row);
+    }
+
     /// Caches the rows that a group has committed.
     pub fn insert_committed(&mut self, changed: Changed) {
         for row in changed.subaccounts {
@@ -116,6 +138,9 @@ impl RowCache {
         }
         for row in changed.operations {
             self.insert_operation(row);
+        }
+        for row in changed.ended {
+            self.insert_ended(row);
         }
     }
 
@@ -136,17 +161,24 @@ impl RowCache {
         }
         for change in book.operations.changes() {
             self.operations.remove(change.key);
+            if let Some(before) = change.before {
+                self.ended.remove(&before.terms.idempotency_key);
+            }
         }
         let subaccounts = (book.subaccounts.changes()).filter_map(|change| change.after);
         let holds = (book.holds.changes()).filter_map(|change| change.after);
         let operations = (book.operations.changes()).filter_map(|change| change.after);
+        let operations = operations.filter(|operation| operation.terms.awaits_chain);
+        let (open, ended): (Vec<&Operation>, Vec<&Operation>) =
+            operations.partition(|operation| operation.status.is_open());
         Changed {
             subaccounts: subaccounts.cloned().collect(),
             holds: holds.filter(|hold| hold.is_active()).cloned().collect(),
-            operations: operations
-                .filter(|operation| operation.terms.awaits_chain && operation.status.is_open())
+            operations: open
+                .into_iter()
                 .filter_map(|operation| stored(book, operation))
                 .collect(),
+            ended: ended.into_iter().cloned().collect(),
         }
     }
 }

@@ -95,28 +95,30 @@ pub fn account(row: &Row) -> rusqlite::Result<AccountRow> {
     )
 }
 
+pub const OPERATION: &str = "SELECT operation_id, scope, kind, status, user_id, idempotency_key, \
+     external_ref, tx_hash, rejection_code, rejection_message, awaits_chain, reverses, \
+     reversed_by, digest, created_at_us, finalized_at_us FROM operations";
+
+/// Reads a row of [`OPERATION`] by column index: each name would be searched among all columns.
 pub fn operation(row: &Row) -> rusqlite::Result<OperationRow> {
-    named!(
-        row,
-        OperationRow {
-            operation_id,
-            scope,
-            kind,
-            status,
-            user_id,
-            idempotency_key,
-            external_ref,
-            tx_hash,
-            rejection_code,
-            rejection_message,
-            awaits_chain,
-            reverses,
-            reversed_by,
-            digest,
-            created_at_us,
-            finalized_at_us,
-        }
-    )
+    Ok(OperationRow {
+        operation_id: row.get(0)?,
+        scope: row.get(1)?,
+        kind: row.get(2)?,
+        status: row.get(3)?,
+        user_id: row.get(4)?,
+        idempotency_key: row.get(5)?,
+        external_ref: row.get(6)?,
+        tx_hash: row.get(7)?,
+        rejection_code: row.get(8)?,
+        rejection_message: row.get(9)?,
+        awaits_chain: row.get(10)?,
+        reverses: row.get(11)?,
+        reversed_by: row.get(12)?,
+        digest: row.get(13)?,
+        created_at_us: row.get(14)?,
+        finalized_at_us: row.get(15)?,
+    })
 }
 
 pub fn posting(row: &Row) -> rusqlite::Result<PostingRow> {
