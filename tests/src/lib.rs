@@ -27,7 +27,8 @@
 //! | `log` | the event log of a running platform |
 //!
 //! `PLATFORM_BIN` names another binary. `TESTS_SEED` sets the seed of every seeded test.
-//! `CHAOS_SEED`, `CHAOS_KILLS` and `CHAOS_MINUTES` configure chaos, `ATTACKS_*` the attacks.
+//! `CHAOS_SEED`, `CHAOS_KILLS` and `CHAOS_MINUTES` configure chaos, `ATTACKS_*` the attacks,
+//! `MATURITY_HOLDERS` and `MATURITY_MINUTES` the redemption of a large issue.
 //! `TESTS_KEEP` (any value) keeps the folders with logs and state.
 //!
 //! A test waits for a state by polling with a deadline. It sleeps only to choose the moment of a

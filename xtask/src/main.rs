@@ -12,6 +12,7 @@ mod files;
 mod full;
 mod fuzz;
 mod harness;
+mod maturity;
 mod miri;
 mod platform;
 mod powerloss;
@@ -158,6 +159,20 @@ enum Task {
     /// Kills the platform at each step of the sagas of an issue (placement, coupon, move of
     /// holders) and takes the proof of balances after each.
     Sagas,
+    /// Redeems an issue with a tenth of the holders at its maturity, then one with all, on a
+    /// release platform. Every 20th holder has an open sell order. Checks every payment and runs
+    /// `platform proof --full`; prints holders/s of both, their ratio, and rows/s of the check.
+    Maturity {
+        /// Holders of the larger issue, at least 10.
+        #[arg(long, default_value_t = 10_000)]
+        holders: usize,
+        /// Seed of the holders' numbers of units.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Time limit in minutes, without the builds.
+        #[arg(long, default_value_t = 30)]
+        minutes: u64,
+    },
     /// Comparisons that take several interleaved runs of a benchmark.
     Bench {
         #[command(subcommand)]
@@ -218,6 +233,11 @@ fn main() -> anyhow::Result<()> {
             matcher_core,
             drainer_core,
         } => harness::run(&source, matcher_core, drainer_core),
+        Task::Maturity {
+            holders,
+            seed,
+            minutes,
+        } => maturity::run(holders, seed, minutes),
         Task::Miri => miri::run(),
         Task::Seeds { minutes, seed } => seeds::run(minutes, seed),
         Task::Powerloss { seeds } => powerloss::run(seeds),
