@@ -135,7 +135,8 @@ async fn d40_a_book_has_50_levels_per_side_by_default_and_1000_at_most() {
 }
 
 /// A snapshot may be at most 3,600 s old (4.5.7). No snapshot is cached (T42): each call captures
-/// one, also of a book that has been idle for longer. The next snapshot has the next order.
+/// one, also of a book that has been idle for longer. The next snapshot has the next order, so
+/// no update is published to a cache. Book updates per instrument come with the market data feed.
 // rows: R178, R309
 #[tokio::test]
 async fn r178_snapshot_of_a_book_idle_for_3600_s_is_current() {

@@ -152,6 +152,40 @@ async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
     world.stop().await;
 }
 
+/// H8: at each Moscow midnight the gateway judged orders by a day other than that of admission, and
+/// they were refused (`LIMIT_EXCEEDED`).
+#[tokio::test]
+async fn an_open_session_trades_on_after_moscow_midnight() {
+    // The start is at 11:00 in Moscow. This is one second before midnight.
+    const EVENING_NS: u64 = START_NS + (13 * 3_600 - 1) * 1_000_000_000;
+    let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(EVENING_NS));
+    let mut world = World::with(folder.path(), settings_on(&machine)).await;
+    world.user("ann", "100000", "0").await;
+    // 25.00 roubles a day, of which each order takes 20.00.
+    world
+        .identity
+        .upsert_user("ann", |ann| ann.trading_remaining_minor = 2_500);
+    let (session, mut reports) = world.session(with_money("ann", "a")).await;
+    world.identity.take_limit_checks();
+    let mut days = Vec::new();
+    for id in 1..=2 {
+        session
+            .send(0, wire_order(id, Side::Buy, 100, 20))
+            .await
+            .unwrap();
+        let answer = until(&mut reports, |message| match rejected(message) {
+            Some(refusal) => Some(Err(refusal.reason)),
+            None => ack(message).map(Ok),
+        });
+        days.push(admission::moscow_day(answer.await.unwrap().time_ns));
+        machine.pass_ms(2_000);
+    }
+    assert_eq!(days[1], days[0] + 1);
+    // The order of the new day is within that day's limit: identity is not asked about it.
+    assert_eq!(world.identity.take_limit_checks(), []);
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn a_clock_that_is_back_opens_the_market_by_itself() {
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));

@@ -5,7 +5,7 @@ use prost::Message;
 use proto::ledger::v1 as books;
 use proto::market::v1::*;
 use tonic::Code;
-use types::Sequence;
+use types::{RejectReason, Sequence, Side};
 use wire::ServerMessage;
 
 use crate::doubles::ReleaseLatch;
@@ -278,8 +278,8 @@ async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
     world.stop().await;
 }
 
-/// D28: an order is cancelled if another service ends its hold. An event under the key of another
-/// user's sub-account cancels no order.
+/// D28: an order is cancelled if another service ends its hold, whatever the correlation id of the
+/// event. An event under the key of another user's sub-account cancels no order.
 // rows: R158 R338
 #[tokio::test]
 async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
@@ -331,7 +331,10 @@ async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
         (own, released(&holds[3], "by hand")),
     ] {
         let name = format!("dfa.ledger.v1.{name}");
-        publish(&world, events::topics::LEDGER, key, &name, payload).await;
+        let mut event = event(events::topics::LEDGER, key, &name, payload);
+        // Of the form that settlement uses. Callers of the ledger choose it.
+        event.correlation_id = "settlement:1:final:1:1".into();
+        world.log.publish(&[event]).await.unwrap();
     }
     let mut ended = Vec::new();
     until_true("the last order is cancelled", async || {
@@ -351,6 +354,41 @@ async fn r338_hold_events_end_the_orders_of_their_hold_and_no_other() {
         cancelled("HOLD_RELEASED"),
     ];
     assert_eq!(ended, expected);
+    world.stop().await;
+}
+
+/// When an order with a hold of its own has ended, admission's row of the hold keeps money that the
+/// ledger has released. No order draws on it: neither another call, nor a session, nor a repeat of
+/// the call.
+#[tokio::test]
+async fn no_order_draws_on_the_kept_amount_of_an_own_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let order = || buy("ann", "10", "50");
+    let own = world.place_with("ann", "k", order()).await.unwrap();
+    let own = world.cancel("ann", &own.order_id).await.unwrap();
+    world.settled().await;
+    until_held(&mut world, "0.00").await;
+    let kept = world.replica().read(|state| {
+        let holds = state.core().admission().holds();
+        holds.map(|(_, hold)| hold.undrawn.0).collect::<Vec<_>>()
+    });
+    assert_eq!(kept, [50_050], "500.00 and the fee");
+    assert_eq!(world.trading_holds("ann").await, []);
+    // Another hold blocks all of the user's money.
+    ledger_hold(&mut world, ("ann", "CFA-RUB"), "1000", "by hand").await;
+    let refusal = refused(world.place(buy("ann", "10", "1")).await.unwrap_err());
+    assert_eq!(refusal.1, "Insufficient balance");
+    let (session, mut reports) = world.session(login("ann", "a")).await;
+    session
+        .send(0, wire_order(1, Side::Buy, 1_000, 1))
+        .await
+        .unwrap();
+    let refusal = until(&mut reports, rejected).await;
+    assert_eq!(refusal.reason, RejectReason::NoTradingHold);
+    let repeated = world.place_with("ann", "k", order()).await.unwrap();
+    assert_eq!(repeated, own);
     world.stop().await;
 }
 

@@ -8,7 +8,7 @@ use proto::market::v1::*;
 use testkit::Registry;
 use tonic::Code;
 use tonic_types::StatusExt;
-use types::{RejectReason, Side};
+use types::{RejectReason, Side, StpMode};
 use wire::ServerMessage;
 
 use crate::world::*;
@@ -754,7 +754,10 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
         (OrderStatus::Cancelled, "NO_LIQUIDITY")
     );
     assert_eq!(alone.time_in_force(), TimeInForce::Ioc);
-    world.place(sell("ann", "50", "3")).await.unwrap();
+    // The better offer trades first, although the other one is older. The rest of the order goes on
+    // to the next price.
+    world.place(sell("ann", "51.50", "2")).await.unwrap();
+    world.place(sell("ann", "50", "1")).await.unwrap();
     let part = world
         .place(market("bob", OrderSide::Buy, "5"))
         .await
@@ -765,8 +768,13 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
     );
     assert_eq!(
         (text(&part.filled_quantity), text(&part.average_price)),
-        ("3", "50")
+        ("3", "51")
     );
+    let trades = world.trades("bob").await;
+    let fills = trades.iter().rev();
+    let fills = fills.map(|trade| (text(&trade.price), text(&trade.quantity)));
+    let fills: Vec<_> = fills.collect();
+    assert_eq!(fills, [("50.00", "1"), ("51.50", "2")]);
     assert_eq!(
         text(&part.price),
         "52.50",
@@ -787,8 +795,74 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
     world.settled().await;
     assert_eq!(
         world.balance("bob", "CFA-RUB").await,
-        ("849.85".into(), "0.00".into(), "849.85".into())
+        ("846.85".into(), "0.00".into(), "846.85".into())
     );
+    world.stop().await;
+}
+
+/// D38: where two orders of a user meet, the mode of the incoming one decides, by call and by
+/// session. Nothing trades.
+#[tokio::test]
+async fn d38_the_incoming_orders_mode_decides_by_call_and_by_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = crate::sessions::members(folder.path(), Settings::default()).await;
+    let (bob, mut of_bob) = world.session(with_money("bob", "b")).await;
+    // Quantities of a resting sell of 5 and of an incoming buy of 8 afterwards; `None` = cancelled.
+    let cases = [
+        (
+            SelfTradePrevention::CancelNewest,
+            StpMode::CancelNewest,
+            [Some("5"), None],
+        ),
+        (
+            SelfTradePrevention::CancelOldest,
+            StpMode::CancelOldest,
+            [None, Some("8")],
+        ),
+        (
+            SelfTradePrevention::CancelBoth,
+            StpMode::CancelBoth,
+            [None, None],
+        ),
+        (
+            SelfTradePrevention::Decrement,
+            StpMode::Decrement,
+            [None, Some("3")],
+        ),
+    ];
+    for (client_order_id, (by_call, by_session, left)) in (1..).zip(cases) {
+        for is_call in [true, false] {
+            let resting = world.place(sell("bob", "10", "5")).await.unwrap().order_id;
+            let incoming = if is_call {
+                let order = Order {
+                    self_trade_prevention: by_call.into(),
+                    ..buy("bob", "10", "8")
+                };
+                world.place(order).await.unwrap().order_id
+            } else {
+                let order = wire::NewOrder {
+                    stp: by_session,
+                    ..wire_order(client_order_id, Side::Buy, 1_000, 8)
+                };
+                bob.send(0, order).await.unwrap();
+                until(&mut of_bob, ack).await.order_id.to_string()
+            };
+            for (order_id, left) in [&resting, &incoming].into_iter().zip(left) {
+                let order = world.order(order_id).await.unwrap();
+                let expected = match left {
+                    Some(_) => (OrderStatus::Open, ""),
+                    None => (OrderStatus::Cancelled, "SELF_TRADE"),
+                };
+                let found = (order.status(), order.cancel_reason.as_str());
+                assert_eq!(found, expected, "{by_session}, by call: {is_call}");
+                if let Some(quantity) = left {
+                    assert_eq!(text(&order.quantity), quantity);
+                    world.cancel("bob", order_id).await.unwrap();
+                }
+            }
+        }
+    }
+    assert_eq!(world.trades("bob").await, []);
     world.stop().await;
 }
 

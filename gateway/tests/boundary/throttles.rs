@@ -1,6 +1,7 @@
 //! Limits of sessions: message rates, logins and sessions of a user, invalid tokens, connections.
 
 use client::{Error, LoginOptions};
+use testkit::Machine;
 use types::command::RequestKind;
 use types::{RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
@@ -207,6 +208,60 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
         "{acked} of {id}, {most} at most"
     );
     assert!(refused > 0);
+    world.stop().await;
+}
+
+/// The rate counts monotonic time. Steps of the machine's real time forward, which platform time
+/// follows, do not refill it. Steps back, after which platform time stands still here, do not stop
+/// its credit.
+// rows: R341
+#[tokio::test]
+async fn r341_steps_of_the_clock_neither_refill_nor_block_the_rate() {
+    const RATE: u64 = 10;
+    let machine = Machine::at(1_800_000_000_000_000_000);
+    let process = machine.process();
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings {
+        clock: Some(process.clone()),
+        ..Settings::default()
+    };
+    settings.gateway.throttle_per_s = RATE as u32;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let mut id = 0;
+    let mut is_admitted = async || {
+        id += 1;
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        let refusal = until(&mut of_ann, |message| match rejected(message) {
+            Some(refusal) => Some(Some(refusal.reason)),
+            None => ack(message).map(|_| None),
+        });
+        let refusal = refusal.await;
+        let is_throttle = |reason: RejectReason| reason == RejectReason::Throttle;
+        assert!(refusal.is_none_or(is_throttle), "{refusal:?}");
+        refusal.is_none()
+    };
+    let begun = std::time::Instant::now();
+    let mut admitted = 0;
+    for round in 1..=20 {
+        // 30 s ahead of platform time, then 50 s behind it: within the bound of a suspect clock.
+        for wrong_by_s in [30 * round, 30 * round - 50] {
+            machine.set_wrong_by_s(wrong_by_s);
+            process.observe();
+            for _ in 0..RATE {
+                admitted += u64::from(is_admitted().await);
+            }
+        }
+    }
+    // A burst, and what the rate has replenished since.
+    let most = RATE + RATE * (begun.elapsed().as_secs() + 1);
+    assert!(
+        (RATE..=most).contains(&admitted),
+        "{admitted}, {most} at most"
+    );
+    until_true("the rate admits an order again", is_admitted).await;
     world.stop().await;
 }
 
