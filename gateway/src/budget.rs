@@ -26,6 +26,8 @@ use crate::market::Market;
 
 /// Pause between two rounds of [`run`]. Several events of a user within a pause cost one read.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Time between two looks whether a Moscow day has begun.
+const DAY_LOOK: Duration = Duration::from_secs(1);
 /// Maximum users that [`run`] reads concurrently: identity may be slow about some of them.
 const READS_MAX: usize = 8;
 
@@ -112,7 +114,7 @@ impl Budget {
 #[derive(Default)]
 pub struct Budgets {
     estimates: Mutex<HashMap<UserIx, Arc<Budget>>>,
-    /// Users that changed in identity, to be read by [`run`].
+    /// Users to be read by [`run`].
     changed: Mutex<Changed>,
     has_changed: Notify,
 }
@@ -127,6 +129,20 @@ impl Budgets {
     pub fn queue_refresh(&self, user: UserIx) {
         lock(&self.changed).waiting.insert(user);
         self.has_changed.notify_one();
+    }
+
+    /// True while a session of the user is open: it shares the estimate.
+    pub fn is_in_session(&self, user: UserIx) -> bool {
+        lock(&self.estimates).get(&user).is_some_and(is_shared)
+    }
+
+    /// Makes [`run`] read the users with open sessions. Admission has no budget of a new day, and a
+    /// session's first request of it may be an amend, which reads none.
+    fn queue_sessions(&self) {
+        let estimates = lock(&self.estimates);
+        let in_session = estimates.iter().filter(|(_, budget)| is_shared(budget));
+        let users = in_session.map(|(user, _)| *user);
+        lock(&self.changed).waiting.extend(users);
     }
 
     /// Moves the users that wait, except those whose read has not ended, to those being read.
@@ -153,7 +169,11 @@ impl Budgets {
     }
 }
 
-/// Users that changed in identity.
+fn is_shared(budget: &Arc<Budget>) -> bool {
+    Arc::strong_count(budget) > 1
+}
+
+/// Users to be read.
 #[derive(Default)]
 struct Changed {
     waiting: BTreeSet<UserIx>,
@@ -164,14 +184,20 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads KYC level and limit of the users that changed in identity, until shutdown. Retries failed
-/// reads.
+/// Reads KYC level and limit of the users that changed in identity, and at the start of a Moscow
+/// day of those with open sessions, until shutdown. Retries failed reads.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
     let mut reads = JoinSet::<Option<(UserIx, Status)>>::new();
     let reading = async {
+        let mut day = market.day();
         loop {
-            budgets.has_changed.notified().await;
+            let changed = budgets.has_changed.notified();
+            let _ = tokio::time::timeout(DAY_LOOK, changed).await;
+            if day != market.day() {
+                day = market.day();
+                budgets.queue_sessions();
+            }
             // Every user is read before a failed read is retried, and by one read at a time, so
             // that none delays the others.
             let users = budgets.take_changed();

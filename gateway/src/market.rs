@@ -505,7 +505,7 @@ impl Market {
     }
 
     /// Reads a user that changed in identity: the KYC level, and the limit if the user has a budget
-    /// today. Admission alone checks the user's RPC orders and amends against the limit, and gets a
+    /// today or an open session. Admission alone checks the user's RPC orders and amends against the limit, and gets a
     /// new one only here.
     ///
     /// # Errors
@@ -522,7 +522,7 @@ impl Market {
             let row = state.core().admission().user(user);
             row.is_some_and(|row| row.budget.day == day)
         });
-        match has_budget.await? {
+        match has_budget.await? || self.budgets.is_in_session(user) {
             true => self.read_limit(&context, user, &context.user_id).await,
             false => Ok(()),
         }

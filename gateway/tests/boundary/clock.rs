@@ -10,6 +10,8 @@ use wire::ServerMessage;
 use crate::world::*;
 
 const START_NS: u64 = 1_800_000_000_000_000_000;
+/// The start is at 11:00 in Moscow. This is one second before midnight.
+const EVENING_NS: u64 = START_NS + (13 * 3_600 - 1) * 1_000_000_000;
 const DAY_S: i64 = 86_400;
 
 fn confirm(key: &str, offset_seconds: i64) -> ConfirmClockRequest {
@@ -156,8 +158,6 @@ async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
 /// they were refused (`LIMIT_EXCEEDED`).
 #[tokio::test]
 async fn an_open_session_trades_on_after_moscow_midnight() {
-    // The start is at 11:00 in Moscow. This is one second before midnight.
-    const EVENING_NS: u64 = START_NS + (13 * 3_600 - 1) * 1_000_000_000;
     let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(EVENING_NS));
     let mut world = World::with(folder.path(), settings_on(&machine)).await;
     world.user("ann", "100000", "0").await;
@@ -183,6 +183,41 @@ async fn an_open_session_trades_on_after_moscow_midnight() {
     assert_eq!(days[1], days[0] + 1);
     // The order of the new day is within that day's limit: identity is not asked about it.
     assert_eq!(world.identity.take_limit_checks(), []);
+    world.stop().await;
+}
+
+/// H8: after midnight admission had no budget for a user until a new order of the user, and refused
+/// amends that raise the value.
+#[tokio::test]
+async fn an_amend_is_the_first_request_of_a_moscow_day() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(EVENING_NS));
+    let mut world = World::with(folder.path(), settings_on(&machine)).await;
+    world.user("ann", "100000", "0").await;
+    let (session, mut reports) = world.session(with_money("ann", "a")).await;
+    let order = wire_order(1, Side::Buy, 100, 20);
+    session.send(0, order).await.unwrap();
+    until(&mut reports, ack).await;
+    machine.pass_ms(2_000);
+    let raise = wire::Amend {
+        client_order_id: 1,
+        engine_order_id: 0,
+        price_ticks: 0,
+        quantity_lots: 21,
+        new_client_order_id: 0,
+    };
+    until_true("the day's budget is read", async || {
+        session.send(0, raise).await.unwrap();
+        until(&mut reports, |message| match message {
+            ServerMessage::Amended(_) => Some(true),
+            ServerMessage::Rejected(refusal) => {
+                assert_eq!(refusal.reason, RejectReason::LimitExceeded);
+                Some(false)
+            }
+            _ => None,
+        })
+        .await
+    })
+    .await;
     world.stop().await;
 }
 
