@@ -121,7 +121,9 @@ impl CommandKind {
     pub fn only_ends(&self) -> bool {
         matches!(
             self,
-            CommandKind::Finalize { .. } | CommandKind::Confirm { .. } | CommandKind::Receipt { .. }
+            CommandKind::Finalize { .. }
+                | CommandKind::Confirm { .. }
+                | CommandKind::Receipt { .. }
         )
     }
 }
