@@ -28,6 +28,9 @@ use crate::market::Market;
 const PAUSE: Duration = Duration::from_millis(250);
 /// Time between two looks whether a Moscow day has begun.
 const DAY_LOOK: Duration = Duration::from_secs(1);
+/// Time from the start of a day to the reads of its limits. A clock of identity that is as much
+/// behind still answers with what was used on the day before.
+const DAY_SETTLED_NS: u64 = 5_000_000_000;
 /// Maximum users that [`run`] reads concurrently: identity may be slow about some of them.
 const READS_MAX: usize = 8;
 
@@ -190,12 +193,13 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
     let budgets = &market.budgets;
     let mut reads = JoinSet::<Option<(UserIx, Status)>>::new();
     let reading = async {
-        let mut day = market.day();
+        let settled_day = || market.day_before(DAY_SETTLED_NS);
+        let mut day = settled_day();
         loop {
             let changed = budgets.has_changed.notified();
             let _ = tokio::time::timeout(DAY_LOOK, changed).await;
-            if day != market.day() {
-                day = market.day();
+            if day != settled_day() {
+                day = settled_day();
                 budgets.queue_sessions();
             }
             // Every user is read before a failed read is retried, and by one read at a time, so

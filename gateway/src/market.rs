@@ -462,7 +462,12 @@ impl Market {
 
     /// The Moscow day by which admission judges an order now.
     pub fn day(&self) -> u32 {
-        admission::moscow_day(self.port.time_ns())
+        self.day_before(0)
+    }
+
+    /// The Moscow day of some nanoseconds ago.
+    pub fn day_before(&self, ns: u64) -> u32 {
+        admission::moscow_day(self.port.time_ns().saturating_sub(ns))
     }
 
     /// Locks the user's trading holds for one change.
@@ -505,8 +510,8 @@ impl Market {
     }
 
     /// Reads a user that changed in identity: the KYC level, and the limit if the user has a budget
-    /// today or an open session. Admission alone checks the user's RPC orders and amends against the limit, and gets a
-    /// new one only here.
+    /// today or an open session. Admission alone checks the user's RPC orders and amends against
+    /// the limit, and gets a new one only here.
     ///
     /// # Errors
     /// Identity, the trading path or the replica is unavailable. NOT_FOUND: identity does not know

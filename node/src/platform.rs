@@ -183,8 +183,8 @@ impl LocalEndpoints {
         HashMap::from(slots.map(|(area, slot)| (area, Channel::local(slot, APPROVALS))))
     }
 
-    /// The services whose audit records the CFA service anchors, besides those of the ledger and its
-    /// own.
+    /// The services whose audit records the CFA service anchors, besides those of the ledger and
+    /// its own.
     fn audited(&self) -> Vec<(AuditedService, Channel)> {
         let slots = [
             (AuditedService::Approvals, &self.approvals),

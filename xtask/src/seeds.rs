@@ -187,8 +187,10 @@ mod tests {
         for path in files::below(&root, &["rs"]).expect("the sources") {
             let text = std::fs::read_to_string(root.join(&path)).expect("readable");
             let path = path.to_string_lossy().into_owned();
-            // The attacks have their own task and run for minutes.
-            let is_other = path.starts_with("xtask/") || path.contains("/attacks/");
+            // The attacks and the maturity of a large issue have their own tasks and run for
+            // minutes.
+            let has_task = path.contains("/attacks/") || path == "tests/tests/maturity.rs";
+            let is_other = path.starts_with("xtask/") || has_task;
             if !is_other && (text.contains("seed::seed") || text.contains("proptest! {")) {
                 assert!(run.contains(&target_of(&path)), "{path} is in no suite");
                 seeded += 1;

@@ -197,7 +197,7 @@ async fn an_amend_is_the_first_request_of_a_moscow_day() {
     let order = wire_order(1, Side::Buy, 100, 20);
     session.send(0, order).await.unwrap();
     until(&mut reports, ack).await;
-    machine.pass_ms(2_000);
+    machine.pass_ms(8_000);
     let raise = wire::Amend {
         client_order_id: 1,
         engine_order_id: 0,

@@ -609,14 +609,14 @@ async fn t48_a_user_blocked_before_its_first_order_stays_out() {
     })
     .await;
     let (ann, mut reports) = world.session(login("ann", "a")).await;
-    ann.send(0, wire_order(1, types::Side::Buy, 1_000, 1))
+    ann.send(0, wire_order(1, Side::Buy, 1_000, 1))
         .await
         .unwrap();
     let reason = until(&mut reports, |m| match m {
         ServerMessage::Rejected(rejected) => Some(rejected.reason),
         _ => None,
     });
-    assert_eq!(reason.await, types::RejectReason::UserBlocked);
+    assert_eq!(reason.await, RejectReason::UserBlocked);
     world.stop().await;
 }
 
@@ -714,7 +714,7 @@ async fn r102_no_units_of_a_matured_issue_enter_a_trading_hold() {
             break answer;
         }
     };
-    let reason = types::RejectReason::InstrumentMatured;
+    let reason = RejectReason::InstrumentMatured;
     assert_eq!(answer.outcome, reason.code());
     // A repeat of the call that opened the hold returns it. Less is never refused.
     world.open_hold("ann", BOND, "4").await;

@@ -306,8 +306,8 @@ impl Poster {
         Ok(())
     }
 
-    /// Posts a sealed batch to the ledger, until it succeeds, and passes it on. `sealed`: its stored
-    /// request.
+    /// Posts a sealed batch to the ledger, until it succeeds, and passes it on. `sealed`: its
+    /// stored request.
     async fn post(&mut self, mut row: Stored, sealed: SealedBatch) -> Result<(), Halt> {
         let started_ns = monotonic_ns();
         let replayed = self.post_or_withdraw(&mut row, sealed).await?;
