@@ -793,7 +793,7 @@ mod tests {
     /// The check of the anchors finds a service's records by its name.
     // rows: R215
     #[test]
-    fn r215_the_audit_records_of_every_service_are_anchored_and_found_again() {
+    fn r215_each_anchored_service_has_a_store_of_its_name() {
         let config = Config::default();
         let mut stores: Vec<_> = crate::check::sealed_stores(&config)
             .iter()

@@ -1,8 +1,8 @@
 //! Anchors the ends of the ledger's hash chains, and of the audit records of all other services, on
 //! the chain, once per interval.
 //!
-//! An anchor has all services. While one of them does not answer there is none, and after a minute
-//! a finding in health.
+//! An anchor has all services. While one of them does not answer there is none, and after
+//! [`FAILURES_MAX`] attempts a finding in health.
 //!
 //! An anchor is stored with its signed bytes before it is submitted, under a key of its number. So
 //! a restart submits the same bytes, once.

@@ -246,7 +246,7 @@ async fn r341_steps_of_the_clock_neither_refill_nor_block_the_rate() {
     let begun = std::time::Instant::now();
     let mut admitted = 0;
     for round in 1..=20 {
-        // 30 s ahead of platform time, then 50 s behind it: within the bound of a suspect clock.
+        // Steps of 30 s forward and 50 s back: within the bound of a suspect clock.
         for wrong_by_s in [30 * round, 30 * round - 50] {
             machine.set_wrong_by_s(wrong_by_s);
             process.observe();
