@@ -9,12 +9,15 @@ use hdrhistogram::Histogram;
 use types::Side;
 use wire::{Cancel, ClientMessage, ServerMessage};
 
+use super::stalls::{Span, Watch, without};
 use crate::member::{instrument_of, limit};
 
 /// Minimum time between two requests, so that the member stays far below its throttle.
 const PACE: Duration = Duration::from_millis(1);
 /// Longest wait for an answer; beyond it the member counts as not served.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// Shorter times between two reports are not kept.
+const GAP_MIN: Duration = Duration::from_millis(10);
 
 /// Measurements of the honest member.
 pub struct Figures {
@@ -22,6 +25,8 @@ pub struct Figures {
     pub durable_us: Histogram<u64>,
     /// Longest time between two reports.
     pub gap: Duration,
+    /// The same without the machine's stalls.
+    pub own_gap: Duration,
     /// Violations.
     pub violations: Vec<String>,
 }
@@ -66,8 +71,11 @@ impl Honest {
         let mut figures = Figures {
             durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
             gap: Duration::ZERO,
+            own_gap: Duration::ZERO,
             violations: Vec::new(),
         };
+        let watch = Watch::begin();
+        let mut gaps = Vec::new();
         let (connection, reports) = (&self.connection, &mut self.reports);
         let instrument = self.instrument;
         self.runtime.block_on(async {
@@ -80,7 +88,7 @@ impl Honest {
                 let sent = Instant::now();
                 let request = request(number, instrument);
                 let outcome = match connection.send(0, request).await {
-                    Ok(seq) => answer(reports, seq, &mut last_report, &mut figures.gap).await,
+                    Ok(seq) => answer(reports, seq, &mut last_report, &mut gaps).await,
                     Err(error) => Err(error.to_string()),
                 };
                 if let Err(why) = outcome {
@@ -94,6 +102,11 @@ impl Honest {
                 tokio::time::sleep_until((sent + PACE).into()).await;
             }
         });
+        let stalls = watch.finish();
+        for gap in gaps {
+            figures.gap = figures.gap.max(gap.1 - gap.0);
+            figures.own_gap = figures.own_gap.max(without(gap, &stalls));
+        }
         figures
     }
 }
@@ -116,7 +129,7 @@ async fn answer(
     reports: &mut Reports,
     client_seq: u64,
     last_report: &mut Instant,
-    gap: &mut Duration,
+    gaps: &mut Vec<Span>,
 ) -> Result<(), String> {
     loop {
         let report = match tokio::time::timeout(ANSWER_MAX, reports.recv()).await {
@@ -126,7 +139,9 @@ async fn answer(
             Ok(None) => return Err("the connection was closed".to_owned()),
         };
         let now = Instant::now();
-        *gap = (*gap).max(now - *last_report);
+        if now - *last_report >= GAP_MIN {
+            gaps.push((*last_report, now));
+        }
         *last_report = now;
         match report.message {
             ServerMessage::Accepted(_) => {}

@@ -14,6 +14,7 @@
 //! | `resumes` | sessions that resume from messages older than their windows |
 //! | `strangers` | attacks without credentials |
 //! | `reads` | reads over the RPC port |
+//! | `stalls` | times at which the machine does not run a core |
 //! | `verdict` | figures of an attack, and violated bounds |
 //!
 //! A run shorter than [`LONG`] checks only outcome and memory; it prints the latencies.
@@ -23,6 +24,7 @@ mod line;
 mod reads;
 mod resumes;
 mod sessions;
+mod stalls;
 mod strangers;
 mod verdict;
 

@@ -7,7 +7,8 @@ use super::honest::Figures;
 
 /// Largest ratio of the honest member's median p50 next to the attack to that next to the control.
 const RATIO_MAX: f64 = 1.25;
-/// Largest excess of the honest member's longest gap over that next to the control.
+/// Largest excess of the honest member's longest gap over that next to the control, both without
+/// the machine's stalls.
 const GAP_EXCESS_MAX: Duration = Duration::from_millis(50);
 /// Bound of resident memory after the first run and after each further control run: this percentage
 /// of the memory before the first run, plus these bytes.
@@ -71,19 +72,26 @@ impl Verdict {
     pub(super) fn compare(&mut self, control: &[Figures]) {
         let (ours, theirs) = (median_p50(&self.figures), median_p50(control));
         let ratio = ours as f64 / theirs.max(1) as f64;
-        let (gap, control_gap) = (longest_gap(&self.figures), longest_gap(control));
-        let (gap_ms, control_gap_ms) = (gap.as_millis(), control_gap.as_millis());
+        let gaps = |runs: &[Figures]| {
+            let all = longest(runs, |run| run.gap).as_millis();
+            let own = longest(runs, |run| run.own_gap).as_millis();
+            format!("{own} ms ({all} with the machine's stalls)")
+        };
         self.latency = match self.figures.is_empty() {
-            true => format!("honest p50 {theirs} us; longest gap {control_gap_ms} ms"),
+            true => format!("honest p50 {theirs} us; longest gap {}", gaps(control)),
             false => format!(
                 "honest p50 {ours} us, control {theirs} us, ratio {ratio:.2}; \
-                 longest gap {gap_ms} ms, control {control_gap_ms} ms"
+                 longest gap {}, control {}",
+                gaps(&self.figures),
+                gaps(control)
             ),
         };
         if self.checks_latency && ratio > RATIO_MAX {
             self.violations
                 .push(format!("honest p50 is {ratio:.2} times the control's"));
         }
+        let gap = longest(&self.figures, |run| run.own_gap);
+        let control_gap = longest(control, |run| run.own_gap);
         if self.checks_latency && gap > control_gap + GAP_EXCESS_MAX {
             self.violations
                 .push(format!("gap of {gap:?}, control {control_gap:?}"));
@@ -140,11 +148,8 @@ fn median_p50(runs: &[Figures]) -> u64 {
     values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
-fn longest_gap(runs: &[Figures]) -> Duration {
-    runs.iter()
-        .map(|figures| figures.gap)
-        .max()
-        .unwrap_or_default()
+fn longest(runs: &[Figures], gap: fn(&Figures) -> Duration) -> Duration {
+    runs.iter().map(gap).max().unwrap_or_default()
 }
 
 impl std::fmt::Display for Verdict {
@@ -226,18 +231,19 @@ mod tests {
 
     #[test]
     fn a_long_run_checks_latency_and_a_short_one_does_not() {
-        let figures = |us: u64, gap_ms| {
+        let figures = |us: u64, own_gap_ms| {
             let mut durable_us = hdrhistogram::Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
             durable_us.record(us).unwrap();
             Figures {
                 durable_us,
-                gap: Duration::from_millis(gap_ms),
+                gap: Duration::from_millis(100),
+                own_gap: Duration::from_millis(own_gap_ms),
                 violations: Vec::new(),
             }
         };
-        let judged = |is_long, us, gap_ms| {
+        let judged = |is_long, us, own_gap_ms| {
             let mut verdict = Verdict::new("x", is_long);
-            verdict.figures.push(figures(us, gap_ms));
+            verdict.figures.push(figures(us, own_gap_ms));
             verdict.compare(&[figures(400, 10)]);
             verdict.violations.len()
         };
