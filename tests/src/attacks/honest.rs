@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use types::Side;
 use wire::{Cancel, ClientMessage, ServerMessage};
 
-use super::stalls::{Span, Watch, without};
+use super::stalls::{Span, Watch, total, without};
 use crate::member::{instrument_of, limit};
 
 /// Minimum time between two requests, so that the member stays far below its throttle.
@@ -23,10 +23,12 @@ const GAP_MIN: Duration = Duration::from_millis(10);
 pub struct Figures {
     /// Latency from a request to its durable report, in microseconds.
     pub durable_us: Histogram<u64>,
-    /// Longest time between two reports.
+    /// Longest time between two reports; zero below 10 ms.
     pub gap: Duration,
     /// The same without the machine's stalls.
     pub own_gap: Duration,
+    /// Time of the run in which the machine did not run a core.
+    pub stalled: Duration,
     /// Violations.
     pub violations: Vec<String>,
 }
@@ -72,6 +74,7 @@ impl Honest {
             durable_us: Histogram::new_with_bounds(1, 60_000_000, 3).expect("a minute"),
             gap: Duration::ZERO,
             own_gap: Duration::ZERO,
+            stalled: Duration::ZERO,
             violations: Vec::new(),
         };
         let watch = Watch::begin();
@@ -103,6 +106,7 @@ impl Honest {
             }
         });
         let stalls = watch.finish();
+        figures.stalled = total(&stalls);
         for gap in gaps {
             figures.gap = figures.gap.max(gap.1 - gap.0);
             figures.own_gap = figures.own_gap.max(without(gap, &stalls));

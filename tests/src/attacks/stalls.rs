@@ -1,8 +1,11 @@
 //! Times at which the machine itself does not run a core, as hosts of virtual machines do for up to
-//! 100 ms. A thread per core of the highest real-time priority sleeps for a millisecond at a time,
-//! and each time it wakes much too late is a stall: nothing else on that core ran either. A gap in
-//! the honest member's reports is judged without them.
+//! 100 ms. A thread per core of the highest real-time priority sleeps for a millisecond at a time.
+//! If it wakes much too late without having waited for its core, the core was stopped; other cores
+//! may have run. A gap in the honest member's reports is judged without these times, and a run whose
+//! attack has more of them than the control is void.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -14,8 +17,11 @@ use thread_priority::{
 };
 
 const SLEEP: Duration = Duration::from_millis(1);
-/// Delay from which on a late wake is a stall. Interrupts and the kernel take less.
+/// Delay from which on a late wake is a stall.
 const STALL_MIN: Duration = Duration::from_millis(5);
+/// A late thread that waited longer than this for its core was kept from it by the kernel, perhaps
+/// by a system call of the platform.
+const WAIT_MAX: Duration = Duration::from_millis(1);
 
 /// A time from its first to its last instant.
 pub type Span = (Instant, Instant);
@@ -42,7 +48,8 @@ impl Watch {
     }
 
     /// Ends the threads and returns the stalls of all cores, ordered by their beginning. Without
-    /// the permission for real-time priority (`CAP_SYS_NICE`) there are none.
+    /// the permission for real-time priority (`CAP_SYS_NICE`), or without the kernel's times of
+    /// waiting (`schedstat`), there are none.
     ///
     /// # Panics
     /// If a thread has panicked.
@@ -63,18 +70,48 @@ fn watch(core: core_affinity::CoreId, ended: &AtomicBool) -> Vec<Span> {
     let is_first =
         set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Max, policy).is_ok();
     let mut stalls = Vec::new();
-    if !is_first || !core_affinity::set_for_current(core) {
+    let times = File::open("/proc/thread-self/schedstat");
+    let (true, true, Ok(times)) = (is_first, core_affinity::set_for_current(core), times) else {
         return stalls;
-    }
+    };
+    let mut waited_before = waited(&times);
     while !ended.load(Ordering::Relaxed) {
         let due = Instant::now() + SLEEP;
         std::thread::sleep(SLEEP);
         let woken = Instant::now();
-        if woken - due >= STALL_MIN {
+        let waited_now = waited(&times);
+        let has_waited = match (waited_before, waited_now) {
+            (Some(before), Some(now)) => now.saturating_sub(before) > WAIT_MAX,
+            _ => true,
+        };
+        waited_before = waited_now;
+        if woken - due >= STALL_MIN && !has_waited {
             stalls.push((due, woken));
         }
     }
     stalls
+}
+
+/// Time that this thread has waited for its core while it was ready, the second number of its
+/// `schedstat`.
+fn waited(times: &File) -> Option<Duration> {
+    let mut text = [0; 80];
+    let length = times.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(&text[..length]).ok()?;
+    let waited_ns = text.split_whitespace().nth(1)?;
+    Some(Duration::from_nanos(waited_ns.parse().ok()?))
+}
+
+/// Time with a stall of at least one core. `stalls` are ordered by their beginning.
+pub fn total(stalls: &[Span]) -> Duration {
+    match stalls {
+        [] => Duration::ZERO,
+        [(first, _), ..] => {
+            let last = stalls.iter().map(|(_, ended)| *ended).max();
+            let all = (*first, last.unwrap_or(*first));
+            (all.1 - all.0).saturating_sub(without(all, stalls))
+        }
+    }
 }
 
 /// Length of a gap without the stalls in it. `stalls` are ordered by their beginning; those of two
@@ -108,5 +145,7 @@ mod tests {
         assert_eq!(rest(310, 390), 80);
         assert_eq!(rest(100, 200), 0);
         assert_eq!(without((at(0), at(9)), &[]).as_millis(), 9);
+        assert_eq!(total(&stalls).as_millis(), 20 + 40 + 205 + 100);
+        assert_eq!(total(&[]), Duration::ZERO);
     }
 }

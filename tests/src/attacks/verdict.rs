@@ -10,6 +10,9 @@ const RATIO_MAX: f64 = 1.25;
 /// Largest excess of the honest member's longest gap over that next to the control, both without
 /// the machine's stalls.
 const GAP_EXCESS_MAX: Duration = Duration::from_millis(50);
+/// Largest excess of a run's stalls of the machine over those of a control run. With more, the
+/// attack may cause them, and a gap without them proves nothing.
+const STALLED_EXCESS_MAX: Duration = Duration::from_secs(1);
 /// Bound of resident memory after the first run and after each further control run: this percentage
 /// of the memory before the first run, plus these bytes.
 const RESIDENT_PERCENT: u64 = 110;
@@ -75,7 +78,8 @@ impl Verdict {
         let gaps = |runs: &[Figures]| {
             let all = longest(runs, |run| run.gap).as_millis();
             let own = longest(runs, |run| run.own_gap).as_millis();
-            format!("{own} ms ({all} with the machine's stalls)")
+            let stalled = longest(runs, |run| run.stalled).as_millis();
+            format!("{own} ms ({all} with stalls of the machine, {stalled} ms in a run)")
         };
         self.latency = match self.figures.is_empty() {
             true => format!("honest p50 {theirs} us; longest gap {}", gaps(control)),
@@ -95,6 +99,14 @@ impl Verdict {
         if self.checks_latency && gap > control_gap + GAP_EXCESS_MAX {
             self.violations
                 .push(format!("gap of {gap:?}, control {control_gap:?}"));
+        }
+        let stalled = longest(&self.figures, |run| run.stalled);
+        let control_stalled = longest(control, |run| run.stalled);
+        if self.checks_latency && stalled > control_stalled + STALLED_EXCESS_MAX {
+            self.violations.push(format!(
+                "the machine stalled for {stalled:?} in a run, in a control run for \
+                 {control_stalled:?}: gaps cannot be judged, repeat the attack"
+            ));
         }
         for step in 1..self.resident_bytes.len() {
             let (before, after) = self.resident_bytes.split_at(step);
@@ -231,25 +243,26 @@ mod tests {
 
     #[test]
     fn a_long_run_checks_latency_and_a_short_one_does_not() {
-        let figures = |us: u64, own_gap_ms| {
+        let figures = |us: u64, own_gap_ms, stalled_ms| {
             let mut durable_us = hdrhistogram::Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
             durable_us.record(us).unwrap();
             Figures {
                 durable_us,
                 gap: Duration::from_millis(100),
                 own_gap: Duration::from_millis(own_gap_ms),
+                stalled: Duration::from_millis(stalled_ms),
                 violations: Vec::new(),
             }
         };
-        let judged = |is_long, us, own_gap_ms| {
+        let judged = |is_long, us, own_gap_ms, stalled_ms| {
             let mut verdict = Verdict::new("x", is_long);
-            verdict.figures.push(figures(us, own_gap_ms));
-            verdict.compare(&[figures(400, 10)]);
+            verdict.figures.push(figures(us, own_gap_ms, stalled_ms));
+            verdict.compare(&[figures(400, 10, 500)]);
             verdict.violations.len()
         };
-        assert_eq!(judged(true, 500, 60), 0);
-        assert_eq!(judged(true, 510, 60), 1);
-        assert_eq!(judged(true, 510, 61), 2);
-        assert_eq!(judged(false, 510, 61), 0);
+        assert_eq!(judged(true, 500, 60, 1_500), 0);
+        assert_eq!(judged(true, 510, 60, 1_500), 1);
+        assert_eq!(judged(true, 510, 61, 1_501), 3);
+        assert_eq!(judged(false, 510, 61, 1_501), 0);
     }
 }
