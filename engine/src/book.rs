@@ -107,6 +107,12 @@ impl Book {
         self.ladder.set_source(source);
     }
 
+    /// Releases memory that orders have used and need no more. The caller is idle: the next orders
+    /// there cause page faults. Changes speed, never results.
+    pub fn release_unused(&mut self) {
+        self.ladder.release_unused();
+    }
+
     /// Applies one sequenced command and emits its events; returns their number.
     ///
     /// Commands for other instruments, and those for admission only, change nothing. Panics when

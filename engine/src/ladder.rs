@@ -142,6 +142,13 @@ impl Ladder {
         self.source = Some(source);
     }
 
+    /// Releases pages that no order needs.
+    pub fn release_unused(&mut self) {
+        if self.window.is_oversized() {
+            self.release_pages();
+        }
+    }
+
     /// Sets the instrument's band. A window with orders in it does not move.
     pub fn set_band(&mut self, spec: &InstrumentSpec) {
         self.band = (spec.band_low.0, spec.band_high.0.min(Ticks::ORDER_MAX.0));
@@ -390,6 +397,7 @@ impl Ladder {
 
     /// Replaces the window by one of the same prices, so that pages whose orders are gone are no
     /// longer resident. Without it a member could make every page of every book resident for good.
+    /// While orders keep changing pages it happens rarely, since they need the pages again.
     #[cold]
     #[inline(never)]
     fn release_pages(&mut self) {
@@ -399,11 +407,10 @@ impl Ladder {
             Some(source) => source.take(ticks),
             None => Some(Window::new(ticks)),
         };
-        let Some(mut empty) = empty else {
+        let Some(empty) = empty else {
             return self.window.postpone();
         };
-        self.window.copy_to(&mut empty);
-        let old = mem::replace(&mut self.window, empty);
+        let old = self.window.replace_with(empty);
         if let Some(source) = &self.source {
             source.free(old);
         }

@@ -4,6 +4,7 @@
 use core::fmt;
 use core::hint::black_box;
 use core::iter::successors;
+use core::mem;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,6 +21,9 @@ pub(crate) const GROWTH: usize = 16;
 const LEVELS_PER_PAGE: usize = 4_096 / size_of::<Words>();
 /// Pages that a window may use in addition to twice those of its orders: 256 KiB.
 const PAGES_KEPT: u32 = 64;
+/// Changes of pages that a replacement waits for, per page that the window before had touched. A
+/// page that becomes resident again costs a page fault, so a fault per 64 changes at most.
+const CHANGES_PER_PAGE: u32 = 64;
 /// Maximum levels to copy to another window at once. A window with more is not replaced.
 const COPIED_MAX: usize = 1 << 14;
 
@@ -36,7 +40,7 @@ struct Pages {
     touched_count: u32,
     /// Pages with orders.
     used_count: u32,
-    /// Changes until the window is compared with its bound again.
+    /// Changes until orders may cause a replacement.
     wait: u32,
 }
 
@@ -62,9 +66,14 @@ impl Pages {
 
     /// True when the window uses more memory than its orders need. It is then worth replacing: that
     /// frees more pages than it copies.
-    fn is_oversized(&mut self) -> bool {
+    fn is_oversized(&self) -> bool {
+        self.touched_count > 2 * self.used_count + PAGES_KEPT
+    }
+
+    /// Counts a change of a page. True when an oversized window should be replaced now.
+    fn is_due(&mut self) -> bool {
         self.wait = self.wait.saturating_sub(1);
-        self.wait == 0 && self.touched_count > 2 * self.used_count + PAGES_KEPT
+        self.wait == 0 && self.is_oversized()
     }
 }
 
@@ -103,7 +112,7 @@ impl Window {
         if self.used_words(page) == 1 {
             self.pages.use_page(page);
         }
-        self.pages.is_oversized()
+        self.pages.is_due()
     }
 
     #[cold]
@@ -111,12 +120,17 @@ impl Window {
         if self.used_words(place / LEVELS_PER_PAGE) == 0 {
             self.pages.used_count -= 1;
         }
-        self.pages.is_oversized()
+        self.pages.is_due()
     }
 
     fn used_words(&self, page: usize) -> usize {
         let first = page * LEVELS_PER_PAGE;
         self.bits.used_words(first..first + LEVELS_PER_PAGE)
+    }
+
+    /// True when the window uses more memory than its orders need.
+    pub(crate) fn is_oversized(&self) -> bool {
+        self.pages.is_oversized()
     }
 
     /// Postpones the replacement: the window has more than [`COPIED_MAX`] levels, or no other one
@@ -140,6 +154,13 @@ impl Window {
         for place in self.places() {
             empty.put(place, self.levels[place]);
         }
+    }
+
+    /// Moves the levels with orders to an empty window of the same width, which stays for a while.
+    pub(crate) fn replace_with(&mut self, mut empty: Self) -> Self {
+        self.copy_to(&mut empty);
+        empty.pages.wait = CHANGES_PER_PAGE * self.pages.touched_count;
+        mem::replace(self, empty)
     }
 
     /// Touches the middle, where the market will be: as many levels as a first window has. More

@@ -77,3 +77,56 @@ fn a_book_whose_window_comes_late_gives_the_same_results() {
     both(Command::New(limit(12, Side::Buy, 510_009, 30)));
     assert_eq!(source.requests.load(Ordering::Relaxed), 10);
 }
+
+/// Always has a window.
+#[derive(Debug, Default)]
+struct Ready {
+    returned: AtomicU32,
+}
+
+impl WindowSource for Ready {
+    fn take(&self, ticks: u32) -> Option<Window> {
+        Some(Window::new(ticks))
+    }
+
+    fn free(&self, _: Window) {
+        self.returned.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Each replacement costs a page fault for every page that orders need again.
+#[test]
+fn orders_that_go_through_the_pages_of_a_window_replace_it_rarely() {
+    const PRICES_PER_PAGE: i64 = 256;
+    let source = Arc::new(Ready::default());
+    let spec = spec_with_band(1, Ticks::ORDER_MAX.0);
+    let mut runner = Runner::new(Book::new(spec, BookConfig::default()));
+    runner.book.set_window_source(source.clone());
+    // The orders outside make the window as wide as it gets.
+    for (slot, price) in [(1, 500_000), (2, 503_000), (3, 560_000)] {
+        runner.apply(Command::New(limit(slot, Side::Sell, price, 1)));
+    }
+    let grown = source.returned.load(Ordering::Relaxed);
+    for generation in 1..20_000 {
+        let page = i64::from(generation) % 1_900;
+        let mut bid = limit(4, Side::Buy, (page + 1) * PRICES_PER_PAGE, 1);
+        bid.handle.generation = generation;
+        runner.apply(Command::New(bid));
+        runner.apply(Command::Cancel(Cancel {
+            handle: bid.handle,
+            instrument: bid.instrument,
+            user: bid.user,
+            session: bid.session,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }));
+    }
+    let replaced = source.returned.load(Ordering::Relaxed) - grown;
+    assert!((1..=3).contains(&replaced), "{replaced} replacements");
+    runner.book.release_unused();
+    let released = source.returned.load(Ordering::Relaxed) - grown;
+    assert_eq!(released, replaced + 1, "an idle thread need not wait");
+    runner.book.release_unused();
+    assert_eq!(source.returned.load(Ordering::Relaxed) - grown, released);
+}

@@ -263,6 +263,7 @@ impl LiveReplica {
             keeper,
             quiet_since: None,
             compared: Sequence::ZERO,
+            released: 0,
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -535,6 +536,8 @@ struct Live {
     quiet_since: Option<Instant>,
     /// Position of the last comparison with the hot thread's core.
     compared: Sequence,
+    /// Number of times that the idle thread has released a book's unused memory.
+    released: usize,
 }
 
 /// Why the live replica ends.
@@ -629,6 +632,7 @@ impl Live {
                     // No record and no error within the timeout.
                     self.shared.clear_trouble(PART);
                     self.shared.backlog.sessions_stalled(false);
+                    self.release_unused();
                     self.compare_when_quiet().map(|()| true)
                 }
             };
@@ -713,6 +717,14 @@ impl Live {
         let known = &self.shared.settlement;
         known.send_if_modified(|known| std::mem::replace(known, settlement) != settlement);
         failed.map_or(Ok(has_more), Err)
+    }
+
+    /// Releases unused memory of the next book.
+    fn release_unused(&mut self) {
+        self.released = self.released.wrapping_add(1);
+        let state = self.shared.state.write();
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        state.release_unused(self.released);
     }
 
     /// Compares with the hot thread's core once the node has been quiet for [`QUIET`].

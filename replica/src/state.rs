@@ -134,6 +134,11 @@ impl State {
         &self.core
     }
 
+    /// As [`Core::release_unused`].
+    pub(crate) fn release_unused(&mut self, turn: usize) {
+        self.core.release_unused(turn);
+    }
+
     pub(crate) fn tables(&self) -> &Tables {
         &self.tables
     }

@@ -140,6 +140,14 @@ impl Core {
         self.windows = Some(windows.clone());
     }
 
+    /// Releases unused memory of one book, of which an idle thread takes the next one each time.
+    pub fn release_unused(&mut self, turn: usize) {
+        let count = self.books.len().max(1);
+        if let Some(Some(book)) = self.books.get_mut(turn % count) {
+            book.release_unused();
+        }
+    }
+
     /// Sets the reason for refusing new orders at the moment; `None` accepts them.
     ///
     /// It is an input of admission's checks, not part of the state.

@@ -133,6 +133,8 @@ fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
     }
     let mut engines: Vec<Engine> = Vec::new();
     let mut last_work = Instant::now();
+    // Books whose unused memory this thread has released before it parked.
+    let mut turn = 0_usize;
     loop {
         if shared.has_arriving.swap(false, Ordering::Acquire) {
             engines.append(&mut shared.arriving());
@@ -148,6 +150,11 @@ fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
         } else if last_work.elapsed() < spin || engines.iter().any(Engine::has_work) {
             std::hint::spin_loop();
         } else {
+            turn = turn.wrapping_add(1);
+            let count = engines.len().max(1);
+            if let Some(engine) = engines.get_mut(turn % count) {
+                engine.release_unused();
+            }
             shared.parker.park(PARK, &[], || {
                 engines.iter().any(Engine::has_work)
                     || shared.has_arriving.load(Ordering::Acquire)

@@ -304,6 +304,13 @@ impl EngineRing {
 }
 
 impl Engine {
+    /// Releases unused memory of the book, unless it is lent. The thread is idle.
+    pub fn release_unused(&mut self) {
+        if let Some(book) = &mut self.book {
+            book.release_unused();
+        }
+    }
+
     /// Applies up to [`BATCH`] commands to the book; true when it did work.
     pub fn step(&mut self) -> bool {
         let has_flushed = self.flush();

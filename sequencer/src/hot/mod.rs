@@ -370,6 +370,8 @@ impl Hot {
 
     fn park(&mut self) {
         self.tally.parks += 1;
+        let turn = usize::try_from(self.tally.parks).unwrap_or_default();
+        self.core.release_unused(turn);
         self.publish();
         self.check_backlog();
         self.drop_closed_rings();
