@@ -1,8 +1,8 @@
 //! Times at which the machine itself does not run a core, as hosts of virtual machines do for up to
 //! 100 ms. A thread per core of the highest real-time priority sleeps for a millisecond at a time.
 //! If it wakes much too late without having waited for its core, the core was stopped; other cores
-//! may have run. A gap in the honest member's reports is judged without these times, and a run whose
-//! attack has more of them than the control is void.
+//! may have run. A gap in the honest member's reports is judged without these times, and a run
+//! whose attack has more of them than the control is void.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
