@@ -204,10 +204,11 @@ pub fn start_chain(
         let (signer, key_name) = signer(&config)?;
         let tasks = TaskTracker::new();
         let health = rpc::Health::new("chain");
-        let (client, dev) = match &config.rpc_url {
+        let (client, nodes, dev) = match &config.rpc_url {
             Some(url) => {
                 let urls = std::iter::once(url).chain(&config.rpc_fallback_url);
-                (remote(&config, urls)?, None)
+                let nodes = remote(&config, urls)?;
+                (nodes.client(), Some(nodes), None)
             }
             None => {
                 let dev_config = dev::DevChainConfig {
@@ -222,14 +223,15 @@ pub fn start_chain(
                         tracing::error!(%error, "sealer of the development chain panicked");
                     }
                 });
-                (RpcClient::new(chain.clone(), true), Some(chain))
+                (RpcClient::new(chain.clone(), true), None, Some(chain))
             }
         };
         let store = sealed_store(&config);
         let db = events::Sqlite::open_sealed(store.path, &MIGRATOR, store.sealing).await?;
         let settings = settings(&config)?;
+        let (chain_id, nodes) = (config.chain_id, nodes.as_ref());
         let connector =
-            Connector::connect(client, config.chain_id, signer, settings, db.clone()).await?;
+            Connector::connect(client, nodes, chain_id, signer, settings, db.clone()).await?;
         check_nodes(&config, &connector).await?;
         connector.preflight(&key_name).await;
         let watcher = connector::Watcher {
@@ -310,9 +312,8 @@ fn signer(config: &ChainConfig) -> Result<(connector::Signer, String), StartErro
     })?;
     let timeout = Duration::from_millis(config.request_timeout_ms);
     let nodes = nodes::Nodes::new(&[url.as_str()], None, timeout)?;
-    let is_local = nodes.are_local();
     let signer = connector::Signer::Remote {
-        client: RpcClient::new(nodes, is_local),
+        client: nodes.client(),
         address: address.raw(),
     };
     Ok((signer, "remote signer".to_owned()))
@@ -355,11 +356,12 @@ impl ChainHandle {
     }
 }
 
-/// Checks that both nodes have the chain of the store: either may answer any request.
+/// Checks that both nodes have the chain of the store. One that is away is checked before its first
+/// use.
 async fn check_nodes(config: &ChainConfig, connector: &Connector) -> Result<(), StartError> {
     if let (Some(first), Some(second)) = (&config.rpc_url, &config.rpc_fallback_url) {
         for url in [first, second] {
-            let client = remote(config, [url])?;
+            let client = remote(config, [url])?.client();
             connector.check_node(client).await?;
         }
     }
@@ -369,14 +371,12 @@ async fn check_nodes(config: &ChainConfig, connector: &Connector) -> Result<(), 
 fn remote<'a>(
     config: &ChainConfig,
     urls: impl IntoIterator<Item = &'a String>,
-) -> Result<RpcClient, StartError> {
+) -> Result<nodes::Nodes, StartError> {
     let authorization = config.rpc_auth_file.as_deref();
     let authorization = authorization.map(nodes::read_authorization).transpose()?;
     let timeout = Duration::from_millis(config.request_timeout_ms);
     let urls: Vec<&str> = urls.into_iter().map(String::as_str).collect();
-    let nodes = nodes::Nodes::new(&urls, authorization, timeout)?;
-    let is_local = nodes.are_local();
-    Ok(RpcClient::new(nodes, is_local))
+    nodes::Nodes::new(&urls, authorization, timeout)
 }
 
 /// Parses origins. Browsers compare origins as text, so only the canonical form is accepted.

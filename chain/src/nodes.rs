@@ -3,17 +3,23 @@
 //! A request goes to the node in use. If that node does not answer, the other one is asked and
 //! stays in use; after [`RETURN_AFTER`] the first node is tried again. A transaction is sent to one
 //! node only: its failure leaves open whether the node has it, and the refusal of the other node
-//! would hide that. The start checks the genesis block of each node that answers.
+//! would hide that.
+//!
+//! Each node has its chain id and genesis block checked before its first request after the start. A
+//! node of another chain gets no request, and is checked again whenever it would be used.
 //!
 //! Errors name a node by host and port. Paths, queries and user names of a URL may be secrets, and
 //! `/health` shows errors without authentication.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use alloy::eips::BlockNumberOrTag;
+use alloy::providers::{DynProvider, Provider};
+use alloy::rpc::client::RpcClient;
 use alloy::rpc::json_rpc::{RequestPacket, ResponsePacket};
 use alloy::transports::http::Http;
 use alloy::transports::{RpcError, TransportError, TransportErrorKind, TransportFut};
@@ -21,18 +27,42 @@ use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tower::Service;
 
-use crate::StartError;
+use crate::connector::provider;
+use crate::{StartError, TxHash};
 
 /// Time on the second node after which the first one is tried again.
 const RETURN_AFTER: Duration = Duration::from_secs(30);
 /// Limit of a node's text in an error, in characters.
 const REASON_MAX: usize = 300;
 
-#[derive(Clone)]
+/// What tells one chain from another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChainIdentity {
+    pub chain_id: u64,
+    pub genesis: TxHash,
+}
+
+impl ChainIdentity {
+    /// Reads the identity from a node.
+    pub async fn of(provider: &DynProvider) -> Result<Self, TransportError> {
+        let chain_id = provider.get_chain_id().await?;
+        let genesis = provider.get_block_by_number(BlockNumberOrTag::Number(0));
+        let genesis = genesis
+            .await?
+            .ok_or_else(|| TransportErrorKind::custom_str("the node has no genesis block"))?;
+        Ok(Self {
+            chain_id,
+            genesis: TxHash::from(genesis.header.hash),
+        })
+    }
+}
+
 struct Node {
     http: Http<reqwest::Client>,
     /// Host and port.
     name: String,
+    /// The node has the chain that is expected.
+    is_checked: AtomicBool,
 }
 
 /// One or two nodes of the same chain. Clones share the node in use.
@@ -41,6 +71,8 @@ pub(crate) struct Nodes {
     nodes: Arc<[Node]>,
     in_use: Arc<AtomicUsize>,
     changed_at: Arc<Mutex<Instant>>,
+    /// The chain of all nodes. Unset: no node is checked, as the start is still reading it.
+    expected: Arc<OnceLock<ChainIdentity>>,
 }
 
 impl Nodes {
@@ -67,21 +99,54 @@ impl Nodes {
             Ok::<_, StartError>(Node {
                 name: name(&url),
                 http: Http::with_client(client.clone(), url),
+                is_checked: AtomicBool::new(false),
             })
         };
         Ok(Self {
             nodes: urls.iter().map(node).collect::<Result<_, StartError>>()?,
             in_use: Arc::default(),
             changed_at: Arc::new(Mutex::new(Instant::now())),
+            expected: Arc::default(),
         })
     }
 
+    pub fn client(&self) -> RpcClient {
+        RpcClient::new(self.clone(), self.are_local())
+    }
+
+    /// Sets the chain that each node must have from now on. Only the first call has an effect.
+    pub fn expect(&self, chain: ChainIdentity) {
+        self.expected.get_or_init(|| chain);
+    }
+
     /// Whether all nodes are on this machine: alloy then polls more often.
-    pub fn are_local(&self) -> bool {
+    fn are_local(&self) -> bool {
         let local = ["127.0.0.1:", "localhost:", "[::1]:"];
         self.nodes
             .iter()
             .all(|node| local.iter().any(|prefix| node.name.starts_with(prefix)))
+    }
+
+    /// Checks, before a node's first request, that it has the expected chain.
+    async fn check(&self, node: &Node) -> Result<(), TransportError> {
+        let Some(expected) = self.expected.get() else {
+            return Ok(());
+        };
+        if node.is_checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let client = RpcClient::new(node.http.clone(), true);
+        let found = ChainIdentity::of(&provider(client)).await?;
+        if found == *expected {
+            node.is_checked.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let text = format!(
+            "not used: the node is on chain {} with genesis block {}, the platform on chain {} with {}",
+            found.chain_id, found.genesis, expected.chain_id, expected.genesis
+        );
+        tracing::error!(node = node.name, text, "node of another chain");
+        Err(TransportErrorKind::custom_str(&text))
     }
 
     /// Node for the next request.
@@ -126,6 +191,11 @@ impl Nodes {
         for step in 0..count {
             let index = (first + step) % count;
             let node = &self.nodes[index];
+            // A transaction may go to the other node then: this one did not get it.
+            if let Err(error) = self.check(node).await {
+                last_error = Some(without_secrets(&node.name, &error));
+                continue;
+            }
             match node.http.clone().call(packet.clone()).await {
                 Ok(response) => {
                     self.use_node(index);

@@ -9,7 +9,7 @@ use crate::error::{Error, Refusal};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashAlgorithm {
-    /// The chain's block hash.
+    /// The chain's block hash, computed from the header.
     Keccak256,
     Sha256,
     /// GOST R 34.11-2012, 256 bits.
@@ -18,13 +18,18 @@ pub enum HashAlgorithm {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Integrity {
+    /// The header has the hash that the node states, and the computed hash is the given one.
     pub valid: bool,
     pub computed_hash: String,
 }
 
 impl Service {
-    /// Compares the block's hash, or another hash of its canonical header, with `given`, ignoring
-    /// case and `0x`.
+    /// Hashes the canonical header of a block and compares the result with `given`, ignoring case
+    /// and `0x`. A header without the hash that the node states makes the answer not valid with
+    /// every algorithm, and is logged as critical.
+    ///
+    /// # Errors
+    /// `BlockNotFound`: the chain has no such block. `Unavailable`: the node does not answer.
     pub async fn check_integrity(
         &self,
         block_number: u64,
@@ -36,10 +41,21 @@ impl Service {
             .block(Some(block_number))
             .await?
             .ok_or(Refusal::BlockNotFound)?;
+        // One read of the block: a second one could be of another block after a reorganisation.
+        let block_hash = block.computed_hash();
+        let has_stated_hash = block_hash == block.hash;
+        if !has_stated_hash {
+            tracing::error!(
+                block_number,
+                stated_hash = %block.hash,
+                computed_hash = %block_hash,
+                severity = "critical",
+                "the header of a block does not have the hash that the node states: compare the \
+                 block with that of another node of the chain"
+            );
+        }
         let computed_hash = match algorithm {
-            // As the node states it: a QBFT chain hashes the header without a part of its extra
-            // data.
-            HashAlgorithm::Keccak256 => block.hash.to_string(),
+            HashAlgorithm::Keccak256 => block_hash.to_string(),
             HashAlgorithm::Sha256 => {
                 format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)))
             }
@@ -50,7 +66,7 @@ impl Service {
         };
         let bare = |text: &str| text.trim_start_matches("0x").to_lowercase();
         Ok(Integrity {
-            valid: bare(given) == bare(&computed_hash),
+            valid: has_stated_hash && bare(given) == bare(&computed_hash),
             computed_hash,
         })
     }

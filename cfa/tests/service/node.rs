@@ -161,8 +161,7 @@ pub async fn gated_world(folder: &Path) -> (World, Node, Gate) {
     world_behind(folder, Gate::default()).await
 }
 
-/// A world whose node states block hashes that are not those of the headers, as QBFT and IBFT nodes
-/// do: they hash a header without a part of its extra data.
+/// A world whose node states block hashes that are not those of the headers.
 pub async fn restated_world(folder: &Path) -> (World, Node) {
     let gate = Gate {
         restates: true,

@@ -11,6 +11,7 @@
 //! | `upkeep` | transactions that are in no block: resend, higher fee, cancellation, gaps |
 //! | `watcher` | reads blocks: inclusion, reorganisations, finality |
 //! | `tokens` | reads of a token: code, rights, terms, freezes |
+//! | `block_hash` | header of a block as its hash covers it |
 //! | `node_error` | meaning of a node's error text |
 //! | `node_receipt` | a node's receipt |
 //! | `recent` | contents of the last final blocks |
@@ -23,9 +24,10 @@
 //! An error determines what the caller does. After `Unavailable` the caller retries with the same
 //! key. After `Refused` an unchanged retry fails until the cause is removed.
 //!
-//! Block hashes are those that the node states. They are never computed: the header of a QBFT chain
-//! is hashed without a part of its extra data.
+//! A block is identified by the hash that the node states. [`Connector::verify_block_hash`] also
+//! computes it from the header.
 
+mod block_hash;
 mod fees;
 mod node_error;
 mod node_receipt;
@@ -55,6 +57,7 @@ use service_kit::KeyedMutex;
 use tokio::sync::watch;
 
 use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement, TokenV1};
+use crate::nodes::{ChainIdentity, Nodes};
 use crate::{Address, TxHash};
 use node_error::{Meaning, meaning};
 use node_receipt::NodeReceipt;
@@ -162,13 +165,23 @@ pub struct Receipt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockInfo {
     pub number: u64,
+    /// As the node states it.
     pub hash: TxHash,
     pub parent_hash: TxHash,
     pub tx_hashes: Vec<TxHash>,
     pub time_s: u64,
     pub gas_limit: u64,
-    /// Canonical (RLP) bytes of the header.
+    /// Canonical (RLP) bytes of the header as the hash covers it: on a QBFT or IBFT 2.0 chain
+    /// without round and seals. The whole header if `hash` does not belong to it.
     pub header: Vec<u8>,
+}
+
+impl BlockInfo {
+    /// The block hash, computed from the header (T33). It differs from `hash` if the header and the
+    /// hash that the node states do not belong together.
+    pub fn computed_hash(&self) -> TxHash {
+        TxHash::from(alloy::primitives::keccak256(&self.header))
+    }
 }
 
 /// A transaction sent under a key.
@@ -245,25 +258,22 @@ struct Inner {
 
 impl Connector {
     /// Checks chain id, genesis block and account against node and store. Loads the next nonce and
-    /// the last read block.
+    /// the last read block. `nodes`: the client's remote nodes, which must have this chain too.
     pub(super) async fn connect(
         client: RpcClient,
+        nodes: Option<&Nodes>,
         chain_id: u64,
         signer: Signer,
         settings: Settings,
         db: events::sqlite::Sqlite,
     ) -> Result<Self, ChainError> {
         let provider = provider(client);
-        let node = provider.get_chain_id().await?;
-        if node != chain_id {
-            return Err(ChainError::WrongChain {
-                node,
-                configured: chain_id,
-            });
-        }
         let repo = Repo::new(db);
         let operator = Address::from(signer.address());
-        check_identity(&provider, &repo, chain_id, operator).await?;
+        let chain = check_identity(&provider, &repo, chain_id, operator).await?;
+        if let Some(nodes) = nodes {
+            nodes.expect(chain);
+        }
         let on_chain = provider.get_transaction_count(signer.address()).await?;
         let next_nonce = repo.next_nonce().await?.max(on_chain);
         let cursor = repo.cursor().await?.map(|(number, _)| number);
@@ -292,20 +302,22 @@ impl Connector {
         })
     }
 
-    /// Checks the genesis block of one of several nodes. A node that is away is not checked.
+    /// Checks chain id and genesis block of one of several nodes, unless it is away.
     ///
     /// # Errors
-    /// `OtherChain`: requests to this node would be answered from another chain.
+    /// `WrongChain`, `OtherChain`: requests to this node would be answered from another chain.
     pub(super) async fn check_node(&self, client: RpcClient) -> Result<(), ChainError> {
         let (inner, operator) = (&self.inner, self.operator());
         let provider = provider(client);
         match check_identity(&provider, &inner.repo, inner.chain_id, operator).await {
-            Err(error @ ChainError::OtherChain { .. }) => Err(error),
+            Err(error @ (ChainError::WrongChain { .. } | ChainError::OtherChain { .. })) => {
+                Err(error)
+            }
             Err(error) => {
-                tracing::warn!(%error, "the genesis block of a node is unknown");
+                tracing::warn!(%error, "a node is away and will be checked before its first use");
                 Ok(())
             }
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
         }
     }
 
@@ -526,7 +538,7 @@ impl Connector {
             tx_hashes: block.transactions.hashes().map(TxHash::from).collect(),
             time_s: block.header.timestamp,
             gas_limit: block.header.gas_limit,
-            header: alloy::rlp::encode(&block.header.inner),
+            header: block_hash::hashed_header(&block.header.inner, block.header.hash),
         }))
     }
 
@@ -535,13 +547,13 @@ impl Connector {
         Ok(self.inner.provider.get_block_number().await?)
     }
 
-    /// Whether the block with this number exists and has this hash.
+    /// Whether the block with this number exists and has this hash, as the node states it and as
+    /// computed from the header.
     #[boxed]
     pub async fn verify_block_hash(&self, number: u64, hash: &TxHash) -> Result<bool, ChainError> {
-        Ok(self
-            .block(Some(number))
-            .await?
-            .is_some_and(|block| block.hash == *hash))
+        let block = self.block(Some(number)).await?;
+        let has_hash = |block: BlockInfo| block.hash == *hash && block.computed_hash() == *hash;
+        Ok(block.is_some_and(has_hash))
     }
 
     #[boxed]
@@ -730,7 +742,7 @@ impl Connector {
     }
 }
 
-fn provider(client: RpcClient) -> DynProvider {
+pub(crate) fn provider(client: RpcClient) -> DynProvider {
     ProviderBuilder::new()
         .disable_recommended_fillers()
         .connect_client(client)
@@ -738,40 +750,46 @@ fn provider(client: RpcClient) -> DynProvider {
 }
 
 /// Compares the store's chain and account with the node's and the signer's. The first start stores
-/// them.
+/// them. Returns the chain.
 async fn check_identity(
     provider: &DynProvider,
     repo: &Repo,
     chain_id: u64,
     operator: Address,
-) -> Result<(), ChainError> {
-    let genesis = provider
-        .get_block_by_number(BlockNumberOrTag::Number(0))
-        .await?
-        .ok_or_else(|| ChainError::Malformed("the node has no genesis block".into()))?;
+) -> Result<ChainIdentity, ChainError> {
+    let chain = ChainIdentity::of(provider).await?;
+    if chain.chain_id != chain_id {
+        return Err(ChainError::WrongChain {
+            node: chain.chain_id,
+            configured: chain_id,
+        });
+    }
     let node = Identity {
         chain_id,
-        genesis_hash: TxHash::from(genesis.header.hash).to_string(),
+        genesis_hash: chain.genesis.to_string(),
         operator: operator.to_string(),
     };
     match repo.identity().await? {
-        None => repo.set_identity(&node).await,
+        None => repo.set_identity(&node).await?,
         Some(stored)
             if (stored.chain_id, &stored.genesis_hash) != (chain_id, &node.genesis_hash) =>
         {
-            Err(ChainError::OtherChain {
+            return Err(ChainError::OtherChain {
                 node: node.genesis_hash,
                 chain_id,
                 stored: stored.genesis_hash,
                 stored_id: stored.chain_id,
-            })
+            });
         }
-        Some(stored) if stored.operator != node.operator => Err(ChainError::OtherOperator {
-            configured: node.operator,
-            stored: stored.operator,
-        }),
-        Some(_) => Ok(()),
+        Some(stored) if stored.operator != node.operator => {
+            return Err(ChainError::OtherOperator {
+                configured: node.operator,
+                stored: stored.operator,
+            });
+        }
+        Some(_) => {}
     }
+    Ok(chain)
 }
 
 fn to_units(value: U256) -> Result<u128, ChainError> {

@@ -34,8 +34,8 @@ fn allow(registry: Address) -> Action {
     }
 }
 
-/// A repeat of a key is the first submission. A reverted call has a receipt. Blocks and their
-/// hashes are those of the node.
+/// A repeat of a key is the first submission. A reverted call has a receipt. Blocks are those of
+/// the node, and their hashes are those of their headers.
 pub async fn submissions_are_stored_by_key_and_receipts_show_reverts(chain: &impl Evm) {
     let folder = tempfile::tempdir().expect("folder");
     let running = start_on(folder.path(), chain).await;
@@ -73,6 +73,7 @@ pub async fn submissions_are_stored_by_key_and_receipts_show_reverts(chain: &imp
     let found = block(receipt.block_number).await.expect("exists");
     assert_eq!(found.tx_hashes, [first.tx_hash]);
     assert_eq!(found.hash, receipt.block_hash);
+    assert_eq!(found.computed_hash(), found.hash);
     let verify = async |hash: &TxHash| {
         let verified = connector.verify_block_hash(found.number, hash).await;
         verified.expect("asked")

@@ -191,6 +191,35 @@ pub async fn a_node_of_another_chain_with_the_same_id_is_refused<N: Lab>(node: &
     other.set_away(false);
 }
 
+/// `other`: a node of another chain. It is away at the start, so the start cannot refuse it.
+pub async fn a_node_that_was_away_at_the_start_is_checked_before_its_use<N: Lab>(
+    node: &N,
+    other: &N,
+) {
+    let folder = tempfile::tempdir().expect("folder");
+    let both = ChainConfig {
+        rpc_fallback_url: Some(other.serve().await),
+        ..config(folder.path(), node).await
+    };
+    other.set_away(true);
+    let chain = start_funded(folder.path(), both, node).await;
+    other.set_away(false);
+    node.set_away(true);
+    let is_named = |text: String| text.contains("not used: the node is on chain");
+    until(|| chain.failing("node").is_some_and(is_named)).await;
+    let connector = chain.handle.connector();
+    unavailable(connector.submit("first", &call("first")).await);
+    assert!(other.received().is_empty());
+    node.set_away(false);
+    until(|| chain.failing("node").is_none()).await;
+    let sent = eventually(async || connector.submit("first", &call("first")).await.ok()).await;
+    node.mine().await;
+    chain.receipt(&sent.tx_hash).await;
+    assert_eq!(executions(node, "first").await, 1);
+    assert!(other.received().is_empty());
+    chain.stop().await;
+}
+
 pub async fn a_node_with_another_chain_id_is_refused(node: &impl Lab) {
     let folder = tempfile::tempdir().expect("folder");
     let config = config(folder.path(), node).await;

@@ -161,6 +161,7 @@ async fn a_replaced_final_block_of_anvil_and_geth_is_a_break() {
 async fn another_chain_of_anvil_and_geth_is_refused() {
     for (node, other) in [(Real::anvil(), Real::anvil()), (Real::geth(), Real::geth())] {
         nodes::a_node_of_another_chain_with_the_same_id_is_refused(&node, &other).await;
+        nodes::a_node_that_was_away_at_the_start_is_checked_before_its_use(&node, &other).await;
         nodes::a_node_with_another_chain_id_is_refused(&node).await;
     }
 }

@@ -3,6 +3,7 @@
 #[allow(dead_code, reason = "each test target uses its part")]
 #[path = "../common/mod.rs"]
 mod common;
+mod hashes;
 mod node;
 mod reorganised;
 mod start;

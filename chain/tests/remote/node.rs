@@ -1,13 +1,13 @@
 //! A scripted JSON-RPC node: one account, blocks only on command, reorganisations, refusals.
 //!
-//! Block hashes are not those of the headers, as on a QBFT chain.
+//! Block hashes are those of a QBFT chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use alloy::consensus::{Header, Transaction as _, TxEnvelope};
 use alloy::eips::Decodable2718;
-use alloy::primitives::{Address as RawAddress, B256, keccak256};
+use alloy::primitives::{Address as RawAddress, B256, Bytes, keccak256};
 use alloy::rpc::types::{Block, BlockTransactions, Header as RpcHeader};
 use axum::Router;
 use axum::extract::State;
@@ -36,7 +36,7 @@ struct Mined {
 pub struct Script {
     blocks: Vec<Mined>,
     pool: BTreeMap<u64, TxEnvelope>,
-    /// Part of each new block's hash.
+    /// Part of each new block's header.
     salt: u64,
     /// Also the lowest fee of a transaction that enters a block.
     pub base_fee: u64,
@@ -192,18 +192,27 @@ impl Lab for Node {
 impl Script {
     fn seal(&mut self, transactions: Vec<TxEnvelope>) {
         let number = self.blocks.len() as u64;
+        let vanity = keccak256(format!("{number} {} {}", self.salt, transactions.len()));
+        let extra_data =
+            |first: &[u8], last: &[u8]| Bytes::from([first, vanity.as_slice(), last].concat());
+        // No validators, no vote, round 1, and a list of one seal of a byte.
+        let sealed = extra_data(&[0xe7, 0xa0], &[0xc0, 0xc0, 1, 0xc2, 0x81, 0xff]);
+        let hashed = extra_data(&[0xe5, 0xa0], &[0xc0, 0xc0, 0x80, 0xc0]);
         let header = Header {
             number,
             parent_hash: self.blocks.last().map_or(B256::ZERO, |block| block.hash),
             timestamp: 1_700_000_000 + number,
             base_fee_per_gas: Some(self.base_fee),
             gas_limit: BLOCK_GAS,
+            extra_data: hashed,
             ..Header::default()
         };
-        let seed = format!("{number} {} {}", self.salt, transactions.len());
         self.blocks.push(Mined {
-            header,
-            hash: keccak256(seed),
+            hash: header.hash_slow(),
+            header: Header {
+                extra_data: sealed,
+                ..header
+            },
             transactions,
         });
     }
@@ -243,6 +252,12 @@ impl Script {
         self.blocks.truncate(self.blocks.len() - count);
         self.salt += 1;
         self.pool.clear();
+    }
+
+    /// From now on the last block is stated with a hash that is not that of its header.
+    pub fn restate_head(&mut self) {
+        let head = self.blocks.last_mut().expect("the genesis block");
+        head.hash = B256::repeat_byte(9);
     }
 
     pub fn head(&self) -> u64 {

@@ -14,6 +14,12 @@ async fn a_node_of_another_chain_with_the_same_id_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_away_at_the_start_is_checked_before_its_use() {
+    let (node, other) = (Node::new(0), Node::new(1));
+    nodes::a_node_that_was_away_at_the_start_is_checked_before_its_use(&node, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_another_chain_id_is_refused() {
     nodes::a_node_with_another_chain_id_is_refused(&Node::new(0)).await;
 }
