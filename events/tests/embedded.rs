@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use common::{event, in_time, receive, victim::Victim};
-use events::{Embedded, Log, topics};
+use events::{Embedded, Log, embedded, topics};
 
 struct Fixture(Embedded);
 
@@ -319,4 +319,61 @@ async fn only_consumed_records_are_removed_and_positions_go_on() {
     let rest = log.backlog("slow", &["read"]).await.unwrap();
     assert_eq!(rest.len(), 1);
     assert_eq!(rest[0].record.event, event("read", "k", 70));
+}
+
+/// Changes the position of a group as another program.
+fn set_position(folder: &Path, group: &str, topic: &str, position: i64) {
+    let db = rusqlite::Connection::open(folder.join("offsets.db")).unwrap();
+    let sql = "UPDATE offsets SET topic = ?2, position = ?3 WHERE consumer_group = ?1";
+    let changed = db.execute(sql, (group, topic, position)).unwrap();
+    assert_eq!(changed, 1);
+    db.close().unwrap();
+}
+
+// rows: R188
+#[tokio::test]
+async fn r188_a_position_that_skips_records_or_is_of_none_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    // Positions: 1 to 5, 6 and 7, 8.
+    for (topic, numbers) in [("read", 0..5), ("other", 5..7), ("read", 7..8)] {
+        for number in numbers {
+            log.publish(&[event(topic, "k", number)]).await.unwrap();
+        }
+    }
+    let mut group = log.subscribe("group", &["read"]).await.unwrap();
+    let last = receive(&mut group, 3).await.pop().unwrap();
+    log.commit("group", &last.position).await.unwrap();
+    assert_eq!(log.remove_all_but(1).await.unwrap(), 2);
+    // A group that has consumed nothing yet, of a topic without records.
+    let mut late = log.subscribe("late", &["none"]).await.unwrap();
+    let nothing = std::time::Duration::from_millis(20);
+    let received = tokio::time::timeout(nothing, late.next()).await;
+    assert!(received.is_err());
+    let check = async || embedded::check_positions(folder.path()).await.unwrap();
+    let sound = embedded::PositionCheck {
+        positions: 2,
+        findings: Vec::new(),
+    };
+    assert_eq!(check().await, sound, "of a running log");
+    drop((group, late));
+    log.close().await;
+
+    // The last record, the last consumed one, and one that is removed, as after a power loss.
+    for position in [8, 3, 1] {
+        set_position(folder.path(), "group", "read", position);
+        assert_eq!(check().await, sound, "{position}");
+    }
+    for (topic, position, fault) in [
+        ("read", 9, "after the last record, 8: the group skips"),
+        ("read", 6, "that of no record"),
+        ("read", -1, "negative"),
+        ("none at all", 1, "after the last record, 0"),
+    ] {
+        set_position(folder.path(), "group", topic, position);
+        let found = check().await.findings;
+        assert_eq!(found.len(), 1, "{topic} {position}: {found:?}");
+        let named = format!("position {position} of group group in topic {topic}: is {fault}");
+        assert!(found[0].starts_with(&named), "{found:?}");
+    }
 }

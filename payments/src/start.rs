@@ -141,6 +141,8 @@ pub fn start(
                     .boxed(),
             );
         }
+        let difference = worker::run_difference(gateway.clone(), shutdown.clone());
+        workers.spawn(difference.instrument(span()).boxed());
         let users = worker::run_users(gateway.clone(), deps.log.clone(), shutdown.clone());
         workers.spawn(users.instrument(span()).boxed());
         let alerts = worker::run_alerts(deps.log.clone(), deps.alerts, shutdown.clone());

@@ -1,5 +1,5 @@
-//! Background work: payouts, polls and expiry of intents, daily reconciliation, alerts, user
-//! blocks.
+//! Background work: payouts, polls and expiry of intents, daily reconciliation, open differences,
+//! alerts, user blocks.
 //!
 //! Each worker sleeps until its next row is due or it is notified. A failure is logged and the row
 //! is retried after its pause.
@@ -163,6 +163,19 @@ async fn poll_intent(gateway: Arc<Gateway>, intent: Intent, polls: u32) {
     if let Err(fault) = gateway.poll_intent(&intent, polls).await {
         tracing::warn!(payment_id = intent.payment_id, user_id = intent.user_id,
             correlation_id = intent.correlation_id, %fault, "intent poll failed; retrying later");
+    }
+}
+
+/// Shows the bank's unexplained difference after each report, and its age; restores the health
+/// finding after a start.
+pub async fn run_difference(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    loop {
+        log_store(&gateway, gateway.show_difference().await);
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = gateway.reported.notified() => {}
+            () = tokio::time::sleep(Duration::from_millis(SLEEP_MS_MAX)) => {}
+        }
     }
 }
 

@@ -9,11 +9,13 @@
 //! published together share rows ([`crate::pack`]). Nothing is removed unless [`Embedded::retain`]
 //! runs.
 
+mod positions;
 mod recent;
 mod retention;
 mod source;
 mod wakes;
 
+pub use positions::{PositionCheck, check_positions};
 pub use retention::{RETAIN_MIN, Retention};
 
 use futures::future::BoxFuture;

@@ -9,6 +9,7 @@
 //! | operations | a ledger operation that differs from cfa's, a trade that only one of them has |
 //! | history | a row of `market.db` that differs from the journal ([`gateway::verify_history`]) |
 //! | registry | contradictions in the holder registry, times other than those of the chain |
+//! | positions of consumers | a position of a consumer group that skips events, or is of no event |
 //! | anchors | a block or audit record that differs from what was signed and sent to the chain |
 //!
 //! The registry and the ledger are compared with the chain by the proof, over public calls. The
@@ -36,6 +37,69 @@ use crate::manifest;
 const FINDINGS_MAX: usize = 100;
 /// Blocks of the embedded chain that are read at once.
 const BLOCKS: usize = 1_000;
+/// Tables whose rows no part compares: file, or `every store`, tables, and why.
+const NOT_CHECKED: [(&str, &str, &str); 12] = [
+    (
+        "every store",
+        "outbox",
+        "a queue: its rows leave within moments",
+    ),
+    (
+        "every store",
+        "inbox",
+        "ids of applied events: a repeated event changes nothing",
+    ),
+    (
+        "every store",
+        "_sqlx_migrations",
+        "checksums, checked at each start",
+    ),
+    (
+        "bank/bank.db",
+        "all tables",
+        "the sandbox bank: reconciliation compares its balance",
+    ),
+    (
+        "chain/chain.sqlite",
+        "all tables",
+        "the embedded chain: ledger and registry are compared with it",
+    ),
+    (
+        "chain/connector.sqlite",
+        "attempt",
+        "a changed signed transaction is invalid",
+    ),
+    (
+        "chain/connector.sqlite",
+        "cursor, unconfirmed",
+        "hashes of read blocks, compared with the chain",
+    ),
+    (
+        "events/log.db",
+        "all tables",
+        "copies of changes whose rows are checked",
+    ),
+    (
+        "events/offsets.db",
+        "offsets",
+        "a position that was moved to another event of its topic",
+    ),
+    (
+        "ledger/ledger.sqlite",
+        "operations_listed",
+        "how far the list of a user reaches",
+    ),
+    (
+        "market/market.db",
+        "requests, client_order_ids",
+        "texts of calls: the journal has numbers instead",
+    ),
+    (
+        "market/market.db",
+        "positions, listed, feed",
+        "what other services last published, which is repeated",
+    ),
+];
 
 /// Result of the full check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -47,13 +111,15 @@ pub struct Checked {
     pub rows: u64,
     pub elapsed_ms: u64,
     pub rows_per_s: u64,
+    /// Tables of the stores that no part checks, and why.
+    pub not_checked: Vec<String>,
 }
 
 /// One part of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PartCheck {
-    /// `rows of <store>`, `ledger`, `audit records`, `operations`, `history`, `registry` or
-    /// `anchors`.
+    /// `rows of <store>`, `ledger`, `audit records`, `operations`, `history`, `registry`,
+    /// `positions of consumers` or `anchors`.
     pub name: String,
     pub rows: u64,
     pub findings: Vec<String>,
@@ -215,6 +281,7 @@ pub async fn full(config: &Config) -> anyhow::Result<Checked> {
     parts.push(operations::check(config).await?);
     parts.push(history(config).await?);
     parts.push(registry(config).await?);
+    parts.push(positions(config).await?);
     let elapsed = began.elapsed();
     let rows = parts.iter().map(|part| part.rows).sum::<u64>();
     let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
@@ -224,7 +291,26 @@ pub async fn full(config: &Config) -> anyhow::Result<Checked> {
         rows,
         elapsed_ms,
         rows_per_s: rows.saturating_mul(1_000) / elapsed_ms.max(1),
+        not_checked: not_checked(config),
     })
+}
+
+/// [`NOT_CHECKED`], and the stores on PostgreSQL, whose rows have no seals.
+fn not_checked(config: &Config) -> Vec<String> {
+    let tables = NOT_CHECKED.iter();
+    let mut listed: Vec<String> = tables
+        .map(|(file, tables, reason)| format!("{file}, {tables}: {reason}"))
+        .collect();
+    let on_postgres = [
+        ("ledger", ledger::sealed_store(&config.ledger).is_none()),
+        ("approvals", !config.approvals.url.is_empty()),
+    ];
+    for (store, _) in on_postgres.iter().filter(|(_, is_there)| *is_there) {
+        listed.push(format!(
+            "{store} on PostgreSQL: its rows have no seals, only its chains of records are checked"
+        ));
+    }
+    listed
 }
 
 async fn sealed_rows(store: &SealedStore) -> anyhow::Result<PartCheck> {
@@ -341,6 +427,25 @@ async fn registry(config: &Config) -> anyhow::Result<PartCheck> {
     })
 }
 
+/// Compares the positions of consumers with the event log.
+async fn positions(config: &Config) -> anyhow::Result<PartCheck> {
+    let mut part = PartCheck {
+        name: "positions of consumers".to_owned(),
+        ..PartCheck::default()
+    };
+    if config.events.kafka_brokers.is_some() {
+        part.not_checked
+            .push("positions in Kafka: they are in no file".to_owned());
+        return Ok(part);
+    }
+    let checked = events::embedded::check_positions(&config.data_dir.join("events")).await;
+    let checked = checked.context("event log")?;
+    part.rows = checked.positions;
+    part.findings = checked.findings;
+    part.findings.truncate(FINDINGS_MAX);
+    Ok(part)
+}
+
 /// Blocks of the registry that the embedded chain does not have, or has with another time. No other
 /// row confirms the time of a transfer of a holder to itself.
 async fn other_times(config: &Config, times: &[(u64, i64)]) -> anyhow::Result<Vec<String>> {
@@ -378,6 +483,9 @@ impl fmt::Display for Checked {
                 writeln!(f, "  not checked: {rows}")?;
             }
         }
+        for tables in &self.not_checked {
+            writeln!(f, "not checked: {tables}")?;
+        }
         let (rows, per_s) = (self.rows, self.rows_per_s);
         let seconds = Duration::from_millis(self.elapsed_ms).as_secs_f32();
         writeln!(f, "checked: {rows} rows in {seconds:.1} s, {per_s} rows/s")
@@ -387,6 +495,59 @@ impl fmt::Display for Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // rows: R188
+    #[test]
+    fn r188_tables_that_no_part_checks_are_listed() {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut config = Config::load(None, Some(folder.path())).expect("settings");
+        let listed = not_checked(&config);
+        assert_eq!(listed.len(), NOT_CHECKED.len(), "{listed:?}");
+        let lists = |name: &str| listed.iter().any(|line| line.contains(name));
+        let connector = chain::sealed_store(&config.chain).sealing.exempt;
+        assert!(!connector.is_empty());
+        for (table, _) in connector {
+            assert!(lists(table), "{table} has no seals: {listed:?}");
+        }
+        let checked = Checked {
+            not_checked: listed,
+            ..Checked::default()
+        };
+        let text = checked.to_string();
+        assert!(
+            text.contains("not checked: events/log.db, all tables: "),
+            "{text}"
+        );
+        let json = serde_json::to_value(&checked).expect("JSON");
+        let in_json = json["not_checked"].as_array().expect("a list");
+        assert_eq!(in_json.len(), NOT_CHECKED.len());
+
+        config.approvals.url = events::StoreUrl::new("postgres://localhost/approvals");
+        let listed = not_checked(&config);
+        let last = listed.last().expect("a line");
+        assert!(last.starts_with("approvals on PostgreSQL: "), "{last}");
+    }
+
+    // rows: R188
+    #[tokio::test]
+    async fn r188_a_consumers_position_after_the_last_event_is_a_finding() {
+        let folder = tempfile::tempdir().expect("folder");
+        let config = Config::load(None, Some(folder.path())).expect("settings");
+        let log = events::Embedded::open(folder.path().join("events")).await;
+        let log = log.expect("a log");
+        let position = events::Position {
+            topic: events::topics::IDENTITY.to_owned(),
+            partition: 0,
+            offset: 7,
+        };
+        events::Log::commit(&log, "payments.users", &position)
+            .await
+            .expect("committed");
+        log.close().await;
+        let part = positions(&config).await.expect("read");
+        assert_eq!((part.rows, part.findings.len()), (1, 1), "{part:?}");
+        assert!(part.findings[0].contains("payments.users"), "{part:?}");
+    }
 
     // rows: R350 R215
     #[tokio::test]

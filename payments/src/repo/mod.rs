@@ -15,7 +15,7 @@ use types::TextError;
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
     "migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds",
     "0004_payout_keys", "0005_refunds", "0006_lists", "0007_receipts", "0008_audit_records",
-    "0009_resolved_receipts", "0010_polled_intents"
+    "0009_resolved_receipts", "0010_polled_intents", "0011_reports_explained"
 );
 
 /// Position of a page: rows strictly before it in (created, id) order.

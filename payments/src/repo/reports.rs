@@ -70,6 +70,19 @@ pub async fn latest(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<Report>>
         .transpose()
 }
 
+/// Time in microseconds of the first report with an unexplained difference since the last one
+/// without. `None`: the latest report has none, or there is no report.
+pub async fn unexplained_since_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar(
+        "SELECT created_at_us FROM reports INDEXED BY reports_by_time WHERE created_at_us > \
+         COALESCE((SELECT created_at_us FROM reports INDEXED BY reports_explained \
+         WHERE unexplained_minor = 0 ORDER BY created_at_us DESC LIMIT 1), -1) \
+         ORDER BY created_at_us LIMIT 1",
+    )
+    .fetch_optional(db)
+    .await
+}
+
 pub async fn by_key(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Option<Report>> {
     sqlx::query("SELECT * FROM reports WHERE idempotency_key = $1")
         .bind(key)

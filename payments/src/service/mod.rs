@@ -94,6 +94,8 @@ pub struct Gateway {
     pub health: rpc::Health,
     /// Wakes the payout worker.
     pub payouts_due: Notify,
+    /// Notified of each stored report.
+    pub reported: Notify,
     /// One reconciliation at a time.
     reconciling: Mutex<()>,
     /// One step at a time per payout id, so that worker and reconciliation do not order or poll a
@@ -120,6 +122,7 @@ impl Gateway {
             tokens,
             health,
             payouts_due: Notify::new(),
+            reported: Notify::new(),
             reconciling: Mutex::new(()),
             stepping: KeyedMutex::default(),
         }

@@ -27,6 +27,8 @@ use crate::{
 
 /// Maximum concurrent calls to the CFA service.
 const PEER_CALLS: usize = 8;
+/// Kind of the health finding.
+const DIFFERENCE: &str = "bank-difference";
 
 impl Gateway {
     /// Compares bank and supply, stores the report, and publishes an alert if they differ. A used
@@ -98,6 +100,7 @@ impl Gateway {
             events::outbox::append_in_tx(&mut tx, &[alert]).await?;
         }
         tx.commit().await?;
+        self.reported.notify_one();
         metrics::histogram!("reconciliation_duration_seconds")
             .record(began.elapsed().as_secs_f64());
         log_result(&report, older.len() + 1);
@@ -116,6 +119,29 @@ impl Gateway {
             comparisons += 1;
             tokio::time::sleep(Duration::from_millis(self.config.reconcile_pause_ms)).await;
         }
+    }
+
+    /// Shows an unexplained difference of the latest report in health and metrics, or that there is
+    /// none.
+    ///
+    /// # Errors
+    /// The store cannot be read: health and metrics show what they showed before.
+    pub async fn show_difference(&self) -> sqlx::Result<()> {
+        let since_us = reports::unexplained_since_us(self.db.read()).await?;
+        let latest = match since_us {
+            Some(_) => reports::latest(self.db.read()).await?,
+            None => None,
+        };
+        let is_open = f64::from(u8::from(since_us.is_some()));
+        metrics::gauge!("payments_bank_difference_open").set(is_open);
+        let age_us = since_us.map_or(0, |since_us| clock::now_us() - since_us);
+        metrics::gauge!("payments_bank_difference_age_seconds").set(age_us.max(0) as f64 / 1e6);
+        let reason = latest.map(|report| {
+            let (unexplained, id) = (report.assessment.unexplained, report.report_id);
+            format!("{unexplained} of the bank balance is unexplained in report {id}")
+        });
+        self.health.set_finding(DIFFERENCE, reason.as_deref());
+        Ok(())
     }
 
     pub async fn latest_report(&self) -> Result<Report, Fault> {

@@ -140,6 +140,46 @@ async fn r133_a_difference_raises_a_critical_alert() {
     }
 }
 
+/// Waits until the health shows an unexplained difference, or none. Returns its reason.
+async fn shown_difference(world: &World, is_open: bool) -> Option<String> {
+    until(async || {
+        let (_, body) = world.get("/health").await;
+        let failing = body["failing"].as_array().cloned().unwrap_or_default();
+        let mut parts = failing.iter();
+        let found = parts.find(|part| part["part"] == "bank-difference");
+        let reason = found.map(|part| part["reason"].to_string());
+        (reason.is_some() == is_open).then_some(reason)
+    })
+    .await
+}
+
+// rows: R131 R133
+#[tokio::test]
+async fn r133_an_unexplained_difference_is_in_health_until_a_report_has_none() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.cfa.set_supply("99.50", 2);
+    let report = world.reconcile().await;
+    let reason = shown_difference(&world, true).await.unwrap();
+    assert!(reason.contains("0.50 of the bank"), "{reason}");
+    assert!(reason.contains(&report.report_id), "{reason}");
+    assert_eq!(world.get("/readyz").await.0, 200, "payments go on");
+
+    let world = World::open(world.stop().await, |_| {}).await;
+    assert_eq!(shown_difference(&world, true).await, Some(reason));
+
+    // A difference that is explained needs no operator.
+    world.cfa.set_supply("100.00", 3);
+    let underway = world.fund("20.00").await;
+    let submitted = OperationStatus::OnchainSubmitted;
+    world.cfa.set_operation(&underway.payment_id, submitted, 9);
+    let report = world.reconcile().await;
+    assert!(!report.balanced);
+    assert_eq!(explained(&report), ["20.00", "0.00", "0.00", "0.00"]);
+    assert_eq!(shown_difference(&world, false).await, None);
+    world.stop().await;
+}
+
 /// The alert is one line of the log, for an operator without receivers.
 fn assert_logged(lines: &Lines, report: &wire::ReconcileReport) {
     let logged = lines.with("report_id", &report.report_id);

@@ -18,7 +18,8 @@ use proto::{
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::world::{
-    ALICE, World, ctx, ctx_with, intent_ask, payment_notice, rub, transfer_notice, valid_account,
+    ALICE, World, ctx, ctx_with, intent_ask, payment_notice, rub, transfer_notice, until,
+    valid_account,
 };
 
 const METHODS: [(PaymentMethod, &str); 3] = [
@@ -242,6 +243,35 @@ async fn r273_reconciliation_duration_seconds_is_a_histogram_of_reconciliations(
         after.growth(&before, "reconciliations_total"),
         series([(r#"reconciliations_total{result="balanced"}"#, 1.0)])
     );
+    world.stop().await;
+}
+
+/// Waits until a series has such a value.
+async fn becomes(world: &World, series: &str, is_such: impl Fn(f64) -> bool) -> Scrape {
+    until(async || {
+        let scrape = Scrape::of(world).await;
+        is_such(scrape.value(series)).then_some(scrape)
+    })
+    .await
+}
+
+// rows: R133
+#[tokio::test]
+async fn r133_an_unexplained_difference_is_a_gauge_with_its_age() {
+    const OPEN: &str = "payments_bank_difference_open";
+    const AGE: &str = "payments_bank_difference_age_seconds";
+    let _turn = exclusive().await;
+    let world = World::start().await;
+    world.fund("100.00").await;
+    assert!(!world.reconcile().await.balanced, "the supply is 0");
+    let first = becomes(&world, OPEN, |open| open == 1.0).await.value(AGE);
+    becomes(&world, AGE, |age| age > first).await;
+    world.cfa.set_supply("100.00", 2);
+    assert!(world.reconcile().await.balanced);
+    becomes(&world, OPEN, |open| open == 0.0).await;
+    let last = becomes(&world, AGE, |age| age == 0.0).await;
+    assert_eq!(last.value(AGE), 0.0);
+    assert_eq!((&*last.types[OPEN], &*last.types[AGE]), ("gauge", "gauge"));
     world.stop().await;
 }
 

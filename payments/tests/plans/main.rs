@@ -225,6 +225,7 @@ async fn no_statement_scans_a_table() {
         "FROM receipts INDEXED BY receipts_by_time",
         "INSERT INTO webhooks",
         "FROM reports WHERE idempotency_key =",
+        "FROM reports INDEXED BY reports_by_time WHERE created_at_us >",
         "DELETE FROM outbox WHERE position <=",
         "INSERT INTO inbox",
     ]);

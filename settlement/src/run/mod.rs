@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -157,6 +158,8 @@ pub enum StartError {
 /// have run for as long as the next pause would be.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Interval between two updates of the age of the oldest open difference.
+const AGE_INTERVAL: Duration = Duration::from_secs(1);
 /// Id in the health of a failed worker.
 const ENDED: &str = "ended";
 
@@ -173,6 +176,8 @@ struct SharedState {
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Locked from the read of the store to the publication of its result.
     publishing: tokio::sync::Mutex<()>,
+    /// When the oldest open difference was found; 0: there is none.
+    oldest_break_us: AtomicI64,
     /// Makes the comparisons of open differences due at once.
     compare: tokio::sync::Notify,
     /// Trades of open batches that an operator wants bust, with the reason.
@@ -204,13 +209,37 @@ impl Shared {
     }
 }
 
+/// Keeps the age of the oldest open difference current until shutdown.
+///
+/// # Errors
+/// [`Halt::Stopped`].
+async fn follow_break_age(shared: Arc<Shared>) -> Result<(), Halt> {
+    loop {
+        shared.show_break_age();
+        let pause = tokio::time::sleep(AGE_INTERVAL);
+        shared.unless_stopped(pause).await?;
+    }
+}
+
 impl SharedState {
+    /// Sets the age of the oldest open difference in the metrics.
+    fn show_break_age(&self) {
+        let age_us = match self.oldest_break_us.load(Ordering::Acquire) {
+            0 => 0,
+            found_at_us => (now_us() - found_at_us).max(0),
+        };
+        metrics::gauge!("settlement_break_age_seconds").set(age_us as f64 / 1e6);
+    }
+
     /// Publishes the stored suspensions.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
         let now = self.repo.suspensions().await?;
         let breaks = self.repo.breaks().await?;
         metrics::gauge!("settlement_breaks_open").set(breaks.len() as f64);
+        let oldest_us = breaks.first().map_or(0, |oldest| oldest.found_at_us);
+        self.oldest_break_us.store(oldest_us, Ordering::Release);
+        self.show_break_age();
         let reason = breaks.first().map(|oldest| {
             let (name, hold) = (&oldest.name, &oldest.hold_id);
             let count = breaks.len();
@@ -314,6 +343,7 @@ pub fn start(
             failures: CurrentFailures::new(),
             suspended: watch::Sender::default(),
             publishing: tokio::sync::Mutex::default(),
+            oldest_break_us: AtomicI64::new(0),
             compare: tokio::sync::Notify::new(),
             requested: Mutex::new(requested),
         });
@@ -372,6 +402,7 @@ async fn begin(
         watched(&shared, failure::JOURNAL, reporting),
         watched(&shared, failure::JOURNAL, following),
         watched(&shared, failure::STORE, retention::run(shared.clone())),
+        watched(&shared, failure::STORE, follow_break_age(shared.clone())),
     ];
     Ok(Run { shared, workers })
 }
