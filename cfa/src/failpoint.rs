@@ -5,7 +5,11 @@ pub use service_kit::failpoint::reach;
 pub const BURN_SUBMITTED: &str = "cfa.burn_submitted";
 pub const PAYOUT_STARTED: &str = "cfa.payout_started";
 pub const PAYOUT_RELEASED: &str = "cfa.payout_released";
+/// Payments has cancelled the payout, or stated that the bank has it; this is not recorded.
+pub const PAYOUT_CANCELLED: &str = "cfa.payout_cancelled";
 pub const HOLD_CONSUMED: &str = "cfa.hold_consumed";
+/// The mint of burned tokens is submitted; its receipt is not read.
+pub const MINT_BACK_SENT: &str = "cfa.mint_back_sent";
 pub const MINTED_BACK: &str = "cfa.minted_back";
 pub const HOLD_RELEASED: &str = "cfa.hold_released";
 
@@ -20,6 +24,10 @@ pub const MINT_SUBMITTED: &str = "cfa.mint_submitted";
 pub const LIMIT_RESERVED: &str = "cfa.limit_reserved";
 /// Identity has refused the day limit; the refusal is not recorded.
 pub const LIMIT_REFUSED: &str = "cfa.limit_refused";
+/// Identity has ended the reservations of ended operations; this is not recorded.
+pub const LIMITS_ENDED: &str = "cfa.limits_ended";
+/// Identity has ended the reservations of ended subscriptions; this is not recorded.
+pub const OFFER_LIMITS_ENDED: &str = "cfa.offer_limits_ended";
 
 /// The ledger has the hold or the postings of an operation; this is not recorded.
 pub const GATED: &str = "cfa.gated";
@@ -32,6 +40,8 @@ pub const OPERATION_SETTLED: &str = "cfa.operation_settled";
 pub const REVERSED: &str = "cfa.reversed";
 /// The payment or the units of an offer are held; the offer is not active.
 pub const OFFER_HELD: &str = "cfa.offer_held";
+/// The payment or the units of an ended offer are released; this is not recorded.
+pub const OFFER_RELEASED: &str = "cfa.offer_released";
 
 /// A transaction of a redemption or coupon is submitted, its funding first; nothing of it is
 /// recorded.
@@ -99,3 +109,6 @@ pub const MOVE_SUBMITTED: &str = "cfa.move_submitted";
 pub const MOVE_STEP: &str = "cfa.move_step";
 /// The instrument has its new token; no caller knows it.
 pub const MOVE_ENDED: &str = "cfa.move_ended";
+
+/// A break is recorded; its instrument is not halted.
+pub const BREAK_RECORDED: &str = "cfa.break_recorded";

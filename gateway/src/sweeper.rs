@@ -142,14 +142,16 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     };
     let (user_id, asset) = (name.user_id, market.asset(name.instrument_id).await?);
     let user = market.bind_user(user_id).await?;
-    let is_trading = hold.reason.starts_with(funding::TRADING_REASON)
-        && !asset.is_matured()
-        && market.default_hold(user, asset.ix).await?.is_none();
+    let lock = market.lock_funding(user).await;
+    let known = market.default_hold(user, asset.ix).await?;
+    // A repeat of its call may have journalled this hold since.
+    let has_other = known.is_some_and(|(_, balance)| balance.hold_id != hold.hold_id);
+    let is_trading =
+        hold.reason.starts_with(funding::TRADING_REASON) && !asset.is_matured() && !has_other;
     let kind = match is_trading {
         true => HoldKind::Trading,
         false => HoldKind::Order,
     };
-    let lock = market.lock_funding(user).await;
     let hold_ix = funding::sync_funding(market, user, &asset, kind, hold, Id128::NONE).await?;
     drop(lock);
     tracing::warn!(hold_id = %hold.hold_id, user_id, is_trading, "ledger hold was unknown to the journal: adopted");

@@ -1,6 +1,6 @@
 //! The platform is killed at each step of the sagas of an issue: the end of its placement, the
-//! payment of a coupon, and the move of its holders to a new token. Each saga ends once, and the
-//! proof of balances passes.
+//! payment of a coupon, and the move of its holders to a new token; and at those of a trading hold.
+//! Each saga ends once, and the proof of balances passes.
 //!
 //! `sagas` kills at the steps of the activation of an issue and of its redemption.
 
@@ -13,7 +13,7 @@ use tests::kill::{asked, killed_at};
 use tests::process::PATIENCE;
 use tests::relay::RelayedChain;
 use tests::shared::run;
-use tests::world::{User, amount};
+use tests::world::{User, amount, rub};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -41,6 +41,11 @@ const COUPON: [&str; 6] = [
     "cfa.part_ended",
 ];
 const UPDATE: &str = "cfa.UpdateInstrument";
+/// Soon after a start, a hold that the journal does not know is taken for one without a call.
+const SWEPT_SOON: [(&str, &str); 2] = [
+    ("PLATFORM_MARKET__ORPHAN_HOLD_AGE_MS", "1000"),
+    ("PLATFORM_MARKET__SWEEP_INTERVAL_MS", "200"),
+];
 
 /// The time in `seconds`; negative: that long ago.
 fn in_seconds(seconds: i64) -> String {
@@ -131,6 +136,7 @@ async fn fails_once(platform: &mut Platform, bond: &str) {
         "cfa.placement_closing",
         "cfa.placement_decided",
         "cfa.placement_released",
+        "cfa.offer_limits_ended",
     ] {
         // It aborts before or after it is ready.
         platform
@@ -314,6 +320,97 @@ fn a_move_of_all_holders_killed_at_any_step_ends_once() {
             platform.balance_is(&bob.units(&bond), "2").await;
             platform.proof().await;
         }
+        platform.stop().await;
+    });
+}
+
+/// Kills the platform at a step of a call of a user, and waits until ledger and market agree on the
+/// money that is held for trading. There is no repeat of the call.
+async fn held_after(
+    platform: &mut Platform,
+    user: &User,
+    place: &str,
+    (name, request): (&str, Value),
+    held: &str,
+) {
+    platform.stop().await;
+    platform.restart_with(&[("PLATFORM_CRASH_AT", place)]).await;
+    asked(platform, &user.token(), name, request).await;
+    platform.aborted().await;
+    platform.restart_with(&SWEPT_SOON).await;
+    let wanted = number(&json!(held));
+    let what = format!("{held} to be held for trading after {place}");
+    let request = json!({ "userId": user.id });
+    platform
+        .until(&what, "market.ListTradingHolds", request, |answer| {
+            let mut holds = answer["tradingHolds"].as_array().into_iter().flatten();
+            let open = holds.find(|hold| hold["status"] == json!("TRADING_HOLD_STATUS_OPEN"));
+            number(open.map_or(&Value::Null, |hold| &hold["undrawn"])) == wanted
+        })
+        .await;
+    let request = json!({ "subaccountId": user.cash() });
+    platform
+        .until(&what, "ledger.GetBalance", request, |answer| {
+            number(&answer["held"]) == wanted
+        })
+        .await;
+    platform.proof().await;
+}
+
+/// A redemption of money. Repeats have the same key.
+fn redemption(user: &User, roubles: &str) -> Value {
+    let payout = uuid::Uuid::now_v7().to_string();
+    json!({
+        "context": context_with_key(&payout), "userId": user.id, "payoutId": payout,
+        "amount": rub(roubles),
+    })
+}
+
+// rows: R087 R160
+#[test]
+fn money_held_for_trading_is_held_or_withdrawn_once_whatever_step_is_killed() {
+    run(async {
+        let place = ("PLATFORM_CRASH_AT", "cfa.limits_ended");
+        let mut platform = Platform::start_with(&[place]).await;
+        let user = platform.trader().await;
+        let intent = platform.intent(&user, "1000.00").await;
+        let pay = json!({ "qrPayload": text(&intent, "/qrPayload") });
+        asked(&platform, OPERATOR, "sandbox.Pay", pay).await;
+        platform.aborted().await;
+        platform.restart().await;
+        has_money(&platform, &user, 1_000, 1_000).await;
+
+        let open = json!({
+            "userId": user.id, "instrumentId": "CFA-RUB", "amount": { "value": "600.00" },
+        });
+        let call = ("market.OpenTradingHold", open);
+        let place = "market.trading_hold_opened";
+        held_after(&mut platform, &user, place, call, "600.00").await;
+        let request = json!({ "userId": user.id });
+        let holds = platform.all(AUDITOR, "market.ListTradingHolds", "tradingHolds", request);
+        let hold = text(&holds.await[0], "/holdId");
+        for (place, held) in [
+            ("market.hold_grown", "800.00"),
+            ("market.hold_taken", "500.00"),
+        ] {
+            let adjust = json!({ "holdId": hold, "undrawn": { "value": held } });
+            let call = ("market.AdjustTradingHold", adjust);
+            held_after(&mut platform, &user, place, call, held).await;
+        }
+        has_money(&platform, &user, 1_000, 500).await;
+
+        // The trading hold covers 200.00 of it.
+        let redeem = redemption(&user, "700.00");
+        let (place, name) = ("cfa.gated", "cfa.RedeemCfaRub");
+        killed_at(&mut platform, place, &user.token(), name, redeem).await;
+        has_money(&platform, &user, 300, 0).await;
+        platform.proof().await;
+        let call = ("market.CloseTradingHold", json!({ "holdId": hold }));
+        held_after(&mut platform, &user, "market.hold_taken", call, "0.00").await;
+        let redeem = redemption(&user, "300.00");
+        platform.ok(&user.token(), name, redeem).await;
+        has_money(&platform, &user, 0, 0).await;
+        platform.proof().await;
         platform.stop().await;
     });
 }

@@ -2,7 +2,7 @@
 //! party between match and settlement. Each saga ends once, and the proof of balances passes.
 //!
 //! `crash` kills at the steps of settlement and of an order's hold, `issue_sagas` at those of a
-//! placement, a coupon and a move of holders.
+//! placement, a coupon, a move of holders and a trading hold.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -80,6 +80,7 @@ fn a_redemption_killed_at_any_step_pays_once_or_returns_the_tokens() {
             ("payments.event_written", false),
             ("payments.result_committed", false),
             ("payments.result_written", true),
+            ("cfa.mint_back_sent", true),
             ("cfa.minted_back", true),
             ("cfa.hold_released", true),
         ] {

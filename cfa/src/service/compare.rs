@@ -2,8 +2,8 @@
 //!
 //! Chain figures are read from the chain, not from the registry. A break stays until both sides
 //! agree, or two persons accept its difference; its owner is an operator. A break of an issue halts
-//! the instrument. A break of CFA-RUB stops the release of payouts and raises the alarm, and halts
-//! no market. A person lifts the halt, once there is no open break.
+//! the instrument. A break of CFA-RUB stops the release of payouts, refunds of deposits included,
+//! and raises the alarm; it halts no market. A person lifts the halt, once there is no open break.
 //!
 //! A redemption of an issue or a coupon explains differences of its parties up to the amounts that
 //! it is moving, and no others: it may wait for money or for a holder without limit.
@@ -23,6 +23,7 @@ use super::{InstrumentChange, RequestMeta, Service};
 use crate::api::publish;
 use crate::compare::{Pending, Subject, Verdict};
 use crate::error::{Error, Refusal};
+use crate::failpoint;
 use crate::model::{CFA_RUB, Instrument, InstrumentStatus, REDEMPTION_ACCOUNT};
 use crate::peers;
 use crate::repo::{AcceptedDifference, ChainBreak, OpenOperations};
@@ -521,6 +522,7 @@ impl Service {
         if instrument.status != InstrumentStatus::Active {
             return Ok(());
         }
+        failpoint::reach(failpoint::BREAK_RECORDED);
         let meta = RequestMeta {
             idempotency_key: format!("break:{instrument_id}:{found_at_us}"),
             correlation_id: format!("break:{instrument_id}"),
@@ -602,7 +604,7 @@ impl Service {
         }
     }
 
-    /// True while chain and ledger differ in CFA-RUB: no payout is released.
+    /// True while chain and ledger differ in CFA-RUB: no payout or refund is released.
     pub(super) fn is_money_broken(&self) -> bool {
         self.is_money_broken.load(Ordering::Acquire)
     }

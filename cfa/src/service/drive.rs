@@ -206,6 +206,9 @@ impl Service {
                 Err(error) => failing = Some(error.describe()),
             }
         }
+        if !ended.is_empty() {
+            failpoint::reach(failpoint::LIMITS_ENDED);
+        }
         self.repo.end_limits(&ended).await?;
         let left = open - ended.len();
         let reason = failing.map(|reason| format!("{left} reservations cannot be ended: {reason}"));
@@ -488,7 +491,9 @@ impl Service {
         };
         let payments = &self.peers.payments;
         let cancelled = payments.cancel_payout(&context, &operation.external_ref, why);
-        operation.progress.payout = match cancelled.await? {
+        let cancelled = cancelled.await?;
+        failpoint::reach(failpoint::PAYOUT_CANCELLED);
+        operation.progress.payout = match cancelled {
             None | Some(PaymentStatus::Failed | PaymentStatus::Expired) => Payout::Cancelled,
             status if !operation.progress.refunding => {
                 // The burn has failed, so payments cannot have released the payout.
@@ -560,6 +565,7 @@ impl Service {
             operation.operation_id, operation.attempts
         );
         let submitted = self.chain.submit(&key, &action.call()).await?;
+        failpoint::reach(failpoint::MINT_BACK_SENT);
         let receipt = self
             .chain
             .wait_receipt(&submitted.tx_hash, call_wait())

@@ -384,7 +384,7 @@ impl Service {
     ///
     /// # Errors
     /// `PaymentUnpaid` unless payments has the deposit as received from the same user in the same
-    /// amount.
+    /// amount. `Unavailable` for a refund during a break of CFA-RUB.
     pub async fn resolve_deposit(
         &self,
         meta: &RequestMeta,
@@ -486,6 +486,12 @@ impl Service {
         }
         self.require_payment_status(PaymentStatus::Success, meta, deposit)
             .await?;
+        if self.is_money_broken() {
+            // The deposit stays suspended; the approval repeats the call.
+            return Err(Error::Unavailable(
+                "Release of payouts during a break of CFA-RUB",
+            ));
+        }
         let (peers, amount) = (&self.peers, Minor(deposit.amount_minor));
         let account = peers.profile(correlation_id, user_id).await?.bank_account;
         peers

@@ -95,6 +95,9 @@ impl Service {
                 Err(error) => failing = Some(error.to_string()),
             }
         }
+        if !ended.is_empty() {
+            failpoint::reach(failpoint::OFFER_LIMITS_ENDED);
+        }
         self.repo.end_offer_limits(&ended).await?;
         let left = open - ended.len();
         let reason = failing.map(|reason| format!("{left} reservations cannot be ended: {reason}"));

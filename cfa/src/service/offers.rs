@@ -484,6 +484,7 @@ impl Service {
             }
             OfferStatus::Cancelled | OfferStatus::Expired | OfferStatus::NotAllotted => {
                 self.release_offered(&offer).await?;
+                failpoint::reach(failpoint::OFFER_RELEASED);
             }
             OfferStatus::Active | OfferStatus::Used => return Ok(()),
         }

@@ -61,10 +61,8 @@ impl Service {
                 Refusal::field("to_user_id", "must be another user than from_user_id").into(),
             );
         }
-        if matches!(
-            instrument.status,
-            InstrumentStatus::Draft | InstrumentStatus::Redeemed
-        ) {
+        // A halt also stops moves outside the market. Forced transfers and redemptions go on.
+        if instrument.status != InstrumentStatus::Active {
             return Err(Refusal::InstrumentNotActive.into());
         }
         let mut operation = Operation::new(

@@ -4,17 +4,22 @@
 use std::path::Path;
 use std::time::Duration;
 
+use cfa::failpoint;
 use chain::{Action, Address, ReceiptStatus};
 use proto::audit::v1::AuditRecord;
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
 use tonic::Code;
 
+use crate::crash::killed;
+use crate::issue::{refused_deposit, resolve};
 use crate::metrics::{Scrape, alone};
 use crate::redeem::{redeem, trail_has};
 use crate::world::*;
 
 const ALONE: &str = "CFA_BREAKS_ALONE";
+/// Folder of the child that is killed.
+const KILLED: &str = "CFA_BREAKS_KILLED";
 
 async fn compared(folder: &Path) -> World {
     let settings = Settings {
@@ -185,6 +190,36 @@ async fn r188_a_lasting_difference_halts_its_instrument_alone_until_it_is_cleare
     world.stop().await;
 }
 
+/// The child process that is killed when it has found a break. Does nothing in an ordinary test
+/// run.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_finds_a_break_and_is_killed() {
+    let Ok(folder) = std::env::var(KILLED) else {
+        return;
+    };
+    let mut world = compared(Path::new(&folder)).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    mint(&mut world, "BOND-1", 5).await;
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+}
+
+// rows: R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_killed_between_a_break_and_its_halt_its_instrument_is_halted() {
+    let folder = tempfile::tempdir().expect("folder");
+    let child = ("breaks::child_finds_a_break_and_is_killed", KILLED);
+    killed(child, folder.path(), failpoint::BREAK_RECORDED).await;
+    let mut world = compared(folder.path()).await;
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    burn(&mut world, "BOND-1", 5).await;
+    finding(&world, false).await;
+    assert!(breaks(&mut world, true).await.is_empty());
+    world.stop().await;
+}
+
 /// Waits until a gauge has such a value.
 async fn gauge_becomes(url: &str, name: &str, is_such: impl Fn(f64) -> bool) {
     let such = async || is_such(Scrape::of(url).await.value(name, &[])).then_some(());
@@ -271,6 +306,71 @@ async fn r188_a_break_of_money_stops_payouts_and_halts_no_market() {
     finding(&world, false).await;
     world.resume_operations().await;
     assert!(trail_has(&world, "release payout-1"));
+    world.stop().await;
+}
+
+// rows: R133 R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_a_break_of_money_delays_the_refund_of_a_suspended_deposit() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    world.deposit("alice", "1.00").await;
+    refused_deposit(&mut world).await;
+    mint(&mut world, "CFA-RUB", 7).await;
+    assert!(finding(&world, true).await.contains("CFA-RUB"));
+    let waiting = resolve(&world, true).await.expect_err("a break");
+    assert_eq!(waiting.code(), Code::Unavailable);
+    assert!(world.double.with(|state| state.payouts.is_empty()));
+
+    burn(&mut world, "CFA-RUB", 7).await;
+    finding(&world, false).await;
+    let refunded = resolve(&world, true).await.expect("refunded");
+    assert_eq!(refunded.status(), OperationStatus::Refunded);
+    assert!(trail_has(&world, "release refund-pay-1"));
+    world.stop().await;
+}
+
+/// A user id of 40 hexadecimal digits is an address, whose key may exist. Here it is the address of
+/// the platform's own key, which the test can sign with.
+// rows: R048 R188
+#[tokio::test(flavor = "multi_thread")]
+async fn r188_a_transfer_by_the_owner_of_a_40_hex_id_halts_the_issue() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = compared(folder.path()).await;
+    let registered = world.register(|_| {}).await;
+    registered.expect("registered");
+    let operator = world.connector().operator();
+    let owner = operator.to_string().split_off(2).to_lowercase();
+    assert_eq!(Address::of_user(&owner), operator);
+    for holder in [owner.as_str(), "bob"] {
+        world.issue("BOND-1", holder, "2").await;
+    }
+    finding(&world, false).await;
+    let bob = Address::of_user("bob").to_string();
+    // `transfer(address,uint256)` of one unit.
+    let data = format!("a9059cbb{:0>64}{:064x}", &bob[2..], 1);
+    let transfer = chain::contracts::Call {
+        to: Some(token(&mut world, "BOND-1").await),
+        data: hex::decode(data).expect("hex"),
+        gas_limit: Some(200_000),
+    };
+    let submitted = world.connector().submit(&key(), &transfer).await;
+    let hash = submitted.expect("submitted").tx_hash.to_string();
+    assert_eq!(world.receipt(&hash).await.status, ReceiptStatus::Success);
+    assert!(finding(&world, true).await.contains("BOND-1"));
+    status_is(&mut world, "BOND-1", pb::InstrumentStatus::Halted).await;
+    assert_eq!(world.tokens("BOND-1", "bob").await, 3);
+    // The units go no further.
+    let further = pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        ..Default::default()
+    };
+    let refused = world.transfer(further).await.expect_err("halted");
+    assert_eq!(reason(&refused), "INSTRUMENT_NOT_ACTIVE");
     world.stop().await;
 }
 

@@ -43,6 +43,8 @@ const MATURED_FOLDER: &str = "CFA_CRASH_MATURED_FOLDER";
 const MOVES_FOLDER: &str = "CFA_CRASH_MOVES_FOLDER";
 /// Folder of the child that settles trades.
 const TRADES_FOLDER: &str = "CFA_CRASH_TRADES_FOLDER";
+/// File in a child's folder: the redemption is already begun.
+const BEGUN: &str = "begun";
 /// The deposit that is issued, then redeemed in part.
 const PAYMENT: &str = "payment-1";
 /// Signal of `abort`.
@@ -59,8 +61,10 @@ async fn child_redeems_and_is_killed() {
         ..Settings::default()
     };
     let mut world = World::with(Path::new(&folder), settings).await;
-    world.issue_paid(PAYMENT, "alice", "100.00").await;
-    redeem(&mut world, "40.00", "payout-1").await;
+    if !Path::new(&folder).join(BEGUN).exists() {
+        world.issue_paid(PAYMENT, "alice", "100.00").await;
+        redeem(&mut world, "40.00", "payout-1").await;
+    }
     let driven = async {
         loop {
             world.resume_operations().await;
@@ -177,12 +181,15 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
     use PaymentStatus::{Failed, Success};
     let _ = rustls::crypto::ring::default_provider().install_default();
     let cases = [
+        (failpoint::GATED, Success),
         (failpoint::BURN_SUBMITTED, Success),
         (failpoint::PAYOUT_STARTED, Success),
         (failpoint::BURN_FINAL, Success),
         (failpoint::PAYOUT_RELEASED, Success),
         (failpoint::HOLD_CONSUMED, Success),
+        (failpoint::LIMITS_ENDED, Success),
         (failpoint::PAYOUT_RELEASED, Failed),
+        (failpoint::MINT_BACK_SENT, Failed),
         (failpoint::MINTED_BACK, Failed),
         (failpoint::HOLD_RELEASED, Failed),
     ];
@@ -221,6 +228,10 @@ async fn r087_killed_between_burn_and_payout_a_redemption_still_pays_or_returns_
         );
         let held = hold(&mut world, &operation.hold_id.expect("hold")).await;
         assert_eq!(held.status(), hold_status, "{place}");
+        world.resume_operations().await;
+        let open = |stored: &Reservation| stored.state == "RESERVED";
+        let is_open = double.with(|state| state.reservations.values().any(open));
+        assert!(!is_open, "{place}: a reservation is left");
         world.stop().await;
     }
 }
@@ -232,6 +243,15 @@ async fn block_in_store(folder: &Path) {
     alter_store(folder, block).await;
 }
 
+/// Orders the refund of the blocked redemption in the store. A second process is killed at a place
+/// of the refund.
+async fn killed_in_refund(folder: &Path, double: &Arc<ServiceDoubles>, place: &str) {
+    let order = "UPDATE operation SET fact_refunding = 1 WHERE external_ref = 'payout-1'";
+    alter_store(folder, order).await;
+    std::fs::write(folder.join(BEGUN), "").expect("written");
+    crash(folder, double, place, PaymentStatus::Success).await;
+}
+
 // rows: R087 R089
 #[tokio::test(flavor = "multi_thread")]
 async fn r089_a_refund_finds_what_a_killed_process_had_done() {
@@ -240,17 +260,25 @@ async fn r089_a_refund_finds_what_a_killed_process_had_done() {
     let refunded = (OperationStatus::Refunded, "100.00", 100_00, Failed);
     // The bank has paid before the refund: the redemption ends as if it had not been blocked.
     let paid = (OperationStatus::Finalized, "60.00", 60_00, Success);
-    for (place, expected) in [
-        (failpoint::BURN_SUBMITTED, refunded),
-        (failpoint::PAYOUT_STARTED, refunded),
-        (failpoint::BURN_FINAL, refunded),
-        (failpoint::PAYOUT_RELEASED, paid),
+    for (place, in_refund, expected) in [
+        (failpoint::BURN_SUBMITTED, None, refunded),
+        (failpoint::PAYOUT_STARTED, None, refunded),
+        (failpoint::BURN_FINAL, None, refunded),
+        (
+            failpoint::BURN_FINAL,
+            Some(failpoint::PAYOUT_CANCELLED),
+            refunded,
+        ),
+        (failpoint::PAYOUT_RELEASED, None, paid),
     ] {
         let folder = tempfile::tempdir().expect("folder");
         let double = Arc::new(ServiceDoubles::default());
         crash(folder.path(), &double, place, Success).await;
         bank_answers(&double, Success);
         block_in_store(folder.path()).await;
+        if let Some(place) = in_refund {
+            killed_in_refund(folder.path(), &double, place).await;
+        }
         let settings = Settings {
             double: Some(double.clone()),
             ..Settings::default()
@@ -362,7 +390,7 @@ async fn t24_killed_while_a_deposit_is_issued_it_is_minted_once() {
 }
 
 /// Runs a child, a test and the variable of its folder, until the failpoint kills it.
-async fn killed((test, variable): (&str, &str), folder: &Path, place: &str) {
+pub async fn killed((test, variable): (&str, &str), folder: &Path, place: &str) {
     let mut child = tokio::process::Command::new(std::env::current_exe().expect("program"))
         .args([test, "--exact"])
         .env(variable, folder)
@@ -390,7 +418,8 @@ fn ten_units() -> pb::TransferCfaRequest {
 }
 
 /// The child process that is killed while it issues or transfers units. Does nothing in an ordinary
-/// test run. With a file `limit` the transfer's day limit is refused.
+/// test run. With a file `limit` the transfer's day limit is refused. With a file `offer` an offer
+/// of ten units is cancelled first.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_moves_units_and_is_killed() {
     let Ok(folder) = std::env::var(UNITS_FOLDER) else {
@@ -405,6 +434,10 @@ async fn child_moves_units_and_is_killed() {
         world
             .double
             .with(|state| state.daily_limits.insert(trading, 1));
+    }
+    if folder.join("offer").exists() {
+        let offered = world.offer("BOND-1", "bob", "10", "10000.00").await;
+        let _ = world.cancel_offer(&offered.expect("offered")).await;
     }
     let _ = world.transfer(ten_units()).await;
     let driven = async {
@@ -453,6 +486,21 @@ async fn killed_between_two_steps_of_an_issue_or_a_transfer_units_move_once() {
             world.stop().await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn d46_killed_after_the_release_of_a_cancelled_offer_its_units_are_available_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::write(folder.path().join("offer"), "").expect("written");
+    let child = ("crash::child_moves_units_and_is_killed", UNITS_FOLDER);
+    killed(child, folder.path(), failpoint::OFFER_RELEASED).await;
+    let mut world = World::start(folder.path()).await;
+    world.resume_operations().await;
+    let balance = world.balance("bob:BOND-1").await;
+    assert_eq!(balance.available.to_string(), "100");
+    let again = world.offer("BOND-1", "bob", "100", "100000.00").await;
+    assert_eq!(again.expect("offered").status(), pb::OfferStatus::Active);
+    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -144,6 +144,40 @@ async fn a_part_is_frozen_by_one_person_and_released_by_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn f29_a_halt_stops_transfers_of_holders_but_no_forced_ones_and_buybacks() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = with_units(folder.path()).await;
+    world.deposit("issuer", "1000.00").await;
+    let offered = world.offer("BOND-1", "alice", "1", "1000.00").await;
+    offered.expect("offered");
+    let halt = pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        status: pb::InstrumentStatus::Halted.into(),
+        ..Default::default()
+    };
+    world.cfa.update_instrument(halt).await.expect("halted");
+    let refused = transfer(&world, "1").await.expect_err("halted");
+    assert_eq!(reason(&refused), "INSTRUMENT_NOT_ACTIVE");
+    assert_eq!(units(&mut world).await, pair("10", "9"));
+    force(&mut world, "4", "").await.expect("transferred");
+    let buy_back = pb::RedeemInvestmentCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        redemption_id: "buyback-1".into(),
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let bought = world.cfa.redeem_investment_cfa(buy_back).await;
+    let bought = bought.expect("bought").into_inner().operation;
+    let bought = world.settle(&bought.expect("operation")).await;
+    assert_eq!(bought.status(), OperationStatus::Finalized);
+    assert_eq!(units(&mut world).await, pair("5", "5"));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_freeze_of_all_units_covers_later_ones_and_yields_to_a_forced_transfer() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = with_units(folder.path()).await;

@@ -5,6 +5,7 @@ use proto::common::v1::{HashAlgorithm, OperationStatus, PaginationRequest};
 use proto::ledger::v1 as ledger_pb;
 use sha2::Digest as _;
 
+use crate::lines::Lines;
 use crate::node::restated_world;
 use crate::world::*;
 
@@ -191,6 +192,7 @@ async fn r032_block_hashes_are_recomputed() {
         checked(&world, block.number, hash, algorithm).await
     };
     let real = block.hash.to_string();
+    assert_eq!(real, chain::keccak256(&block.header));
     for given in [
         real.clone(),
         real.to_uppercase().replace("0X", ""),
@@ -213,6 +215,9 @@ async fn r032_block_hashes_are_recomputed() {
     );
     for algorithm in [HashAlgorithm::Sha256, HashAlgorithm::Streebog256] {
         let computed = check(&real, algorithm).await;
+        let sha256 = format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)));
+        let is_sha256 = algorithm == HashAlgorithm::Sha256;
+        assert_eq!(computed.computed_hash == sha256, is_sha256);
         assert!(!computed.valid && computed.computed_hash.len() == 66);
         assert!(check(&computed.computed_hash, algorithm).await.valid);
     }
@@ -234,7 +239,8 @@ async fn r032_block_hashes_are_recomputed() {
 
 // rows: R032
 #[tokio::test(flavor = "multi_thread")]
-async fn r032_a_block_has_the_hash_that_the_node_states_if_that_of_its_header_differs() {
+async fn r032_a_header_without_the_stated_hash_is_not_valid_and_a_critical_alert() {
+    let lines = Lines::record();
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node) = restated_world(folder.path()).await;
     let number = world.deposit("alice", "1.00").await.block_number;
@@ -243,18 +249,27 @@ async fn r032_a_block_has_the_hash_that_the_node_states_if_that_of_its_header_di
     let (stated, of_header) = (block.hash.to_string(), chain::keccak256(&block.header));
     assert_ne!(stated, of_header);
     let sha256 = format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)));
-    for (hash, algorithm, valid) in [
-        (&stated, HashAlgorithm::Keccak256, true),
-        (&of_header, HashAlgorithm::Keccak256, false),
-        (&sha256, HashAlgorithm::Sha256, true),
-        (&stated, HashAlgorithm::Sha256, false),
-    ] {
-        let answer = checked(&world, number, hash, algorithm).await;
-        let computed = match algorithm {
-            HashAlgorithm::Keccak256 => &stated,
-            _ => &sha256,
-        };
-        assert_eq!((answer.valid, &answer.computed_hash), (valid, computed));
+    let alerts = || {
+        let mut lines = lines.all();
+        lines.retain(|line| line["severity"] == "critical");
+        lines
+    };
+    for (at, (given, algorithm, computed)) in [
+        (&stated, HashAlgorithm::Keccak256, &of_header),
+        (&of_header, HashAlgorithm::Keccak256, &of_header),
+        (&sha256, HashAlgorithm::Sha256, &sha256),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(alerts().len(), at);
+        let answer = checked(&world, number, given, algorithm).await;
+        assert_eq!((answer.valid, &answer.computed_hash), (false, computed));
+        let alerts = alerts();
+        let alert = alerts.last().expect("an alert");
+        assert_eq!(alert["block_number"], number);
+        assert_eq!(alert["stated_hash"], stated);
+        assert_eq!(alert["computed_hash"], of_header);
     }
     world.stop().await;
     node.stop().await;

@@ -603,7 +603,7 @@ async fn suspended(world: &mut World) -> Vec<pb::SuspendedDeposit> {
         .deposits
 }
 
-async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic::Status> {
+pub async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic::Status> {
     let request = pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: "pay-1".into(),
@@ -619,7 +619,7 @@ async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic:
 }
 
 /// Makes a suspended deposit `pay-1`: 100 roubles from alice, refused by her daily limit.
-async fn refused_deposit(world: &mut World) {
+pub async fn refused_deposit(world: &mut World) {
     world.double.paid("pay-1", "alice", "100.00");
     world
         .double

@@ -17,6 +17,7 @@ mod holds;
 mod issue;
 mod issues;
 mod limits;
+mod lines;
 mod losing;
 mod maturity;
 mod metrics;

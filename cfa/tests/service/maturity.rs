@@ -12,6 +12,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
 use crate::metrics::alone;
+use crate::node::gated_world;
 use crate::trades::{leg, settle, wait_batch};
 use crate::world::*;
 
@@ -217,6 +218,38 @@ async fn r102_every_holder_of_several_parts_is_paid_once_and_an_open_order_delay
         assert_eq!(paid.balance.to_string(), "2.00", "{account}");
     }
     world.stop().await;
+}
+
+/// The steps of the redemption have read the instrument before the change.
+// rows: R098
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_a_change_during_a_redemption_outlasts_its_end() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, gate) = gated_world(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "1").await;
+    world.deposit("issuer", "1000.00").await;
+    gate.hide_blocks();
+    let mut cfa = world.cfa.clone();
+    let redeeming = tokio::spawn(async move { cfa.start_redemption(start()).await });
+    // The ledger has moved the money, and the redemption waits for the block.
+    world.balance_becomes("issuer:CFA-RUB", "0.00").await;
+    let change = pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        price_band_low: decimal("500"),
+        price_band_high: decimal("2000"),
+        ..Default::default()
+    };
+    world.cfa.update_instrument(change).await.expect("changed");
+    gate.pass();
+    redeeming.await.expect("no panic").expect("started");
+    world.resume_operations().await;
+    let redeemed = world.instrument("BOND-1").await;
+    assert_eq!(redeemed.status(), pb::InstrumentStatus::Redeemed);
+    assert_eq!(redeemed.price_band_high, decimal("2000"));
+    world.stop().await;
+    node.stop().await;
 }
 
 /// A user id of 40 hexadecimal digits has the format of an address (T14).

@@ -374,10 +374,12 @@ async fn r094_a_batch_that_arrives_during_a_move_waits_and_loses_no_trade() {
     let request = transferring("bob", "alice", "1");
     let transferred = world.transfer(request).await.map(drop);
     let redeemed = world.redeem_issue().await.map(drop);
-    for refused in [twice, resumed, transferred, redeemed] {
+    for refused in [twice, resumed, redeemed] {
         let refused = refused.expect_err("refused");
         assert_eq!(reason(&refused), "HOLDERS_MOVING", "{refused}");
     }
+    let refused = transferred.expect_err("halted");
+    assert_eq!(reason(&refused), "INSTRUMENT_NOT_ACTIVE");
     // The ledger freezes at once, the contract once it has the holders.
     let frozen = freeze(&mut world, "bob", Some("10")).await;
     assert_eq!(frozen.status(), pb::EnforcementStatus::Pending);

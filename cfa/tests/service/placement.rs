@@ -1011,8 +1011,10 @@ async fn f34_killed_at_each_step_a_placement_ends_with_the_same_result() {
         (failpoint::PLACEMENT_PART_EXCHANGED, ""),
         (failpoint::PLACEMENT_PART_FINAL, ""),
         (failpoint::PLACEMENT_PAID, ""),
+        (failpoint::OFFER_LIMITS_ENDED, ""),
         (failpoint::PLACEMENT_DECIDED, "5000.00"),
         (failpoint::PLACEMENT_RELEASED, "5000.00"),
+        (failpoint::OFFER_LIMITS_ENDED, "5000.00"),
     ];
     for (place, minimum) in places {
         let folder = tempfile::tempdir().expect("folder");

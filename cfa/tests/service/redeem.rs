@@ -719,9 +719,9 @@ async fn r089_a_redemption_blocked_before_its_burn_burns_nothing() {
     node.stop().await;
 }
 
-// rows: R064
+// rows: R064 R072
 #[tokio::test(flavor = "multi_thread")]
-async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
+async fn r072_a_burn_refused_by_the_node_is_processing_with_its_hold_then_fails() {
     let folder = tempfile::tempdir().expect("folder");
     let (mut world, node, gate) = gated_world(folder.path()).await;
     world.deposit("alice", "100.00").await;
@@ -734,6 +734,9 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
         gate.refuse(refusal);
         let stuck = redeem(&mut world, "40.00", payout_id).await;
         assert_eq!(stuck.status(), OperationStatus::Processing, "{refusal}");
+        let hold_id = stuck.hold_id.expect("hold");
+        let held = hold(&mut world, &hold_id).await;
+        assert_eq!(held.status(), ledger::HoldStatus::Active, "{refusal}");
         // The second and third attempts. This world allows three.
         world.resume_operations().await;
         let tried = world.operation(&stuck.operation_id).await;
@@ -748,7 +751,7 @@ async fn r064_a_burn_refused_by_the_node_fails_and_frees_the_money() {
             ),
             "{refusal}"
         );
-        let freed = hold(&mut world, &stuck.hold_id.expect("hold")).await;
+        let freed = hold(&mut world, &hold_id).await;
         assert_eq!(freed.status(), ledger::HoldStatus::Released, "{refusal}");
         assert!(!trail_has(&world, &format!("initiate {payout_id}")));
     }

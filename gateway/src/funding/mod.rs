@@ -24,6 +24,7 @@ use rpc::Context;
 use sequencer::SubmitError;
 use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
+use service_kit::failpoint;
 use tonic::Status;
 use types::RejectReason::{DuplicateRequest, HoldInUse, InstrumentMatured};
 use types::{AssetIx, CFA_RUB, Decimal, HoldIx, HoldKind, Id128, Minor, UserIx, derived};
@@ -121,6 +122,8 @@ async fn open_locked(
         }
         other => other?,
     };
+    // The ledger has the hold, the journal does not know it yet.
+    failpoint::reach("market.trading_hold_opened");
     if !hold.is_active() {
         return Err(refusal::request_expired());
     }
@@ -332,6 +335,8 @@ pub async fn grow(
         }
         other => other?,
     }
+    // The ledger has the amount, the journal has not funded it yet.
+    failpoint::reach("market.hold_grown");
     let hold = ledger_hold(market, context, balance.hold_id).await?;
     sync_funding(market, balance.user, asset, balance.kind, &hold, key_hash).await?;
     Ok(())

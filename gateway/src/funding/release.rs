@@ -6,6 +6,7 @@ use std::time::Duration;
 use replica::Hold;
 use rpc::Context;
 use service_clients::ledger::HoldChange;
+use service_kit::failpoint;
 use tonic::Status;
 use types::{HoldKind, Id128, Minor, Sequence};
 
@@ -80,6 +81,8 @@ pub(super) async fn release_when_settled(
     hold_id: Id128,
     sequence: Sequence,
 ) -> Result<(), Status> {
+    // The journal has taken the money out of the hold, the ledger has not released it.
+    failpoint::reach("market.hold_taken");
     let own = market.clone();
     let release = tokio::spawn(async move {
         let releasing = async {

@@ -1,10 +1,13 @@
-//! A crash between the ledger's hold and the journal's append (`design.md` 4). No money is lost or
-//! stays on hold, and the old key enters no order.
+//! A crash between the ledger's hold and the journal's append, or the other way around (`design.md`
+//! 4). No money is lost or stays on hold, and the old key enters no order.
 
 use std::path::Path;
 use std::process::Command;
 
 use proto::ledger::v1::HoldStatus;
+use proto::market::v1::{
+    AdjustTradingHoldRequest, CloseTradingHoldRequest, TradingHold, TradingHoldStatus,
+};
 use tonic::Code;
 
 use crate::world::*;
@@ -34,18 +37,51 @@ async fn child_places_an_order_and_is_killed() {
     unreachable!("the process is killed after the hold is placed");
 }
 
+/// Body of the child process that is killed while it opens, grows, shrinks or closes a trading
+/// hold. Does nothing in an ordinary test run.
+#[tokio::test]
+async fn child_changes_a_trading_hold_and_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else {
+        return;
+    };
+    let mut world = World::with(Path::new(&folder), settings(60_000)).await;
+    world.user("ann", "1000", "0").await;
+    let hold_id = world.open_hold("ann", "CFA-RUB", "600").await.hold_id;
+    let mut ann = world.trader("ann");
+    for undrawn in ["800", "500"] {
+        let request = AdjustTradingHoldRequest {
+            context: context(&unique()),
+            hold_id: hold_id.clone(),
+            undrawn: decimal(undrawn),
+        };
+        ann.adjust_trading_hold(request).await.unwrap();
+    }
+    let request = CloseTradingHoldRequest {
+        context: context(&unique()),
+        hold_id,
+    };
+    ann.close_trading_hold(request).await.unwrap();
+    unreachable!("the process is killed at one of the steps");
+}
+
 fn crash(folder: &Path) {
+    crash_at(
+        folder,
+        "crash::child_places_an_order_and_is_killed",
+        "market.hold_placed",
+    );
+}
+
+/// Runs a test of this file in a child process, which a failpoint aborts.
+fn crash_at(folder: &Path, child: &str, place: &str) {
     let status = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "crash::child_places_an_order_and_is_killed",
-            "--exact",
-            "--nocapture",
-        ])
+        .args([child, "--exact", "--nocapture"])
         .env(FOLDER, folder)
-        .env("PLATFORM_CRASH_AT", "market.hold_placed")
+        .env("PLATFORM_CRASH_AT", place)
         .status()
         .unwrap();
-    assert!(!status.success(), "the child is killed");
+    // A failed test has an exit code, an aborted process has none.
+    assert_eq!(status.code(), None, "{place} was not reached");
 }
 
 async fn after_the_crash(folder: &Path, orphan_hold_age_ms: u64) -> World {
@@ -132,4 +168,35 @@ async fn an_early_retry_finishes_the_order_on_the_same_hold() {
     world.settled().await;
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "0.00");
     world.stop().await;
+}
+
+// rows: R160
+#[tokio::test]
+async fn t49_a_trading_hold_killed_between_its_two_steps_is_the_same_in_ledger_and_journal() {
+    let child = "crash::child_changes_a_trading_hold_and_is_killed";
+    for (place, held, available) in [
+        ("market.trading_hold_opened", "600.00", "400.00"),
+        ("market.hold_grown", "800.00", "200.00"),
+        // The hold shrinks, then it is closed.
+        ("market.hold_taken", "500.00", "500.00"),
+        ("market.hold_taken:2", "0.00", "1000.00"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        crash_at(folder.path(), child, place);
+        let mut world = after_the_crash(folder.path(), 0).await;
+        world.settled().await;
+        world.gateway.sweep().await.unwrap();
+        let (_, in_ledger, free) = world.balance("ann", "CFA-RUB").await;
+        assert_eq!((&*in_ledger, &*free), (held, available), "{place}");
+        let mut holds = world.trading_holds("ann").await;
+        holds.retain(|hold| hold.status() == TradingHoldStatus::Open);
+        let undrawn = |hold: &TradingHold| hold.undrawn.clone().unwrap().value;
+        let undrawn: Vec<String> = holds.iter().map(undrawn).collect();
+        let expected = match held {
+            "0.00" => vec![],
+            _ => vec![held],
+        };
+        assert_eq!(undrawn, expected, "{place}");
+        world.stop().await;
+    }
 }

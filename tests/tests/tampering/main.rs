@@ -31,7 +31,7 @@ const OTHER_FILES: [(&str, &str); 4] = [
     ("events/log.db", "copies of changes whose rows are checked"),
     (
         "events/offsets.db",
-        "positions of consumers: a repeated event changes nothing",
+        "positions: one past the records is found, and a repeated event changes nothing",
     ),
 ];
 
